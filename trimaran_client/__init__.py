@@ -1,0 +1,77 @@
+"""
+Score Kubernetes nodes by measured load: the library that a scheduler imports.
+
+>>> from trimaran_client import LoadSnapshot, Pod, Scorer, TargetLoadPacking
+>>> snapshot = LoadSnapshot.decode(
+...     b'{"window": {"end": 1700000000}, "data": {"NodeMetricsMap": {"worker-1": {"capacity": {"cpu": "8"},'
+...     b' "metrics": [{"type": "CPU", "operator": "AVG", "value": 20}]}}}}'
+... )
+>>> pod = Pod.from_manifest({"spec": {"containers": [{"resources": {"requests": {"cpu": "1"}}}]}})
+>>> Scorer(TargetLoadPacking()).score_nodes(pod, snapshot, now=1700000030).by_node()  # 20 + 18.75 = 38.75 %: 60 · 38.75 / 40 + 40
+{'worker-1': 98}
+
+Importing it loads the standard library, numpy, msgspec and cachetools only; the clients that need aiohttp are resolved on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trimaran_client.errors import (
+    KubernetesError,
+    ManifestError,
+    PolicyArgumentError,
+    QuantityError,
+    SnapshotDecodeError,
+    TrimaranError,
+    WatcherError,
+    WatcherNotReadyError,
+    WatcherStatusError,
+    WatcherUnreachableError,
+)
+from trimaran_client.policies.base import NodeScore, Reason, Scores, ScoringPolicy
+from trimaran_client.policies.target_load_packing import TargetLoadPacking, TargetLoadPackingArgs
+from trimaran_client.resources import Node, Pod, manifest_items
+from trimaran_client.scorer import Scorer
+from trimaran_client.snapshot import LoadSnapshot
+from trimaran_client.units import Quantity
+
+if TYPE_CHECKING:
+    from trimaran_client.fetch import BlockingWatcherClient, WatcherClient
+
+__all__ = [
+    "BlockingWatcherClient",
+    "KubernetesError",
+    "LoadSnapshot",
+    "ManifestError",
+    "Node",
+    "NodeScore",
+    "Pod",
+    "PolicyArgumentError",
+    "Quantity",
+    "QuantityError",
+    "Reason",
+    "Scorer",
+    "Scores",
+    "ScoringPolicy",
+    "SnapshotDecodeError",
+    "TargetLoadPacking",
+    "TargetLoadPackingArgs",
+    "TrimaranError",
+    "WatcherClient",
+    "WatcherError",
+    "WatcherNotReadyError",
+    "WatcherStatusError",
+    "WatcherUnreachableError",
+    "manifest_items",
+]
+
+_NEED_AIOHTTP = ("BlockingWatcherClient", "WatcherClient")
+
+
+def __getattr__(name: str) -> object:
+    if name in _NEED_AIOHTTP:
+        from trimaran_client import fetch
+
+        return getattr(fetch, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Scoring policies: one file each, pure arithmetic over columns of nodes."""

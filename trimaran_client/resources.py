@@ -1,0 +1,233 @@
+"""
+Pods and nodes as the policies need them, read from plain manifest mappings.
+
+Inputs are what ``kubectl get -o json`` prints or a YAML file holds: mappings, no objects of a Kubernetes client. Unknown fields are
+skipped; a field that is needed and cannot be read is an error that gives its path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from trimaran_client.errors import ManifestError, QuantityError
+from trimaran_client.units import ZERO, Quantity
+
+CPU: Final = "cpu"
+MEMORY: Final = "memory"
+
+_TERMINAL_PHASES = ("Succeeded", "Failed")
+
+Amounts = Mapping[str, Quantity]
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """Requests and limits of one container, resource name → amount; ``is_sidecar`` for an init container that keeps running."""
+
+    name: str = ""
+    requests: Amounts = field(default_factory=dict)
+    limits: Amounts = field(default_factory=dict)
+    is_sidecar: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """
+    What scoring needs of a pod.
+
+    ``node_name`` is empty until the pod is bound; ``scheduled_at`` is when its PodScheduled condition became true, Unix seconds, NaN if
+    unknown; ``pod_level`` are the resources of ``spec.resources``, ``None`` where absent.
+    """
+
+    name: str = ""
+    namespace: str = "default"
+    uid: str = ""
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
+    pod_level: Container | None = None
+    overhead: Amounts = field(default_factory=dict)
+    node_name: str = ""
+    scheduled_at: float = math.nan
+    is_terminal: bool = False
+
+    @classmethod
+    def from_manifest(cls, manifest: object) -> Pod:
+        """
+        Read a pod, or the pod template of a Deployment, StatefulSet, DaemonSet, ReplicaSet or Job.
+
+        Raises:
+            ManifestError: If a field that is needed has the wrong form; the message gives its path.
+        """
+        top = _mapping(manifest, "pod")
+        template = _mapping(_mapping(top.get("spec"), "spec").get("template"), "spec.template")
+        if template:
+            top = {"metadata": top.get("metadata"), "spec": template.get("spec")}
+        elif top.get("kind") not in (None, "Pod"):
+            raise ManifestError(f"kind {top['kind']!r} is not a pod and has no pod template; give a Pod or, for example, a Deployment")
+        metadata = _mapping(top.get("metadata"), "metadata")
+        spec = _mapping(top.get("spec"), "spec")
+        status = _mapping(top.get("status"), "status")
+        pod_level = spec.get("resources")
+        return cls(
+            name=_text(metadata.get("name") or metadata.get("generateName"), "metadata.name"),
+            namespace=_text(metadata.get("namespace"), "metadata.namespace") or "default",
+            uid=_text(metadata.get("uid"), "metadata.uid"),
+            containers=_containers(spec, "containers"),
+            init_containers=_containers(spec, "initContainers"),
+            pod_level=_container({"resources": pod_level}, "spec") if pod_level else None,
+            overhead=_amounts(spec.get("overhead"), "spec.overhead"),
+            node_name=_text(spec.get("nodeName"), "spec.nodeName"),
+            scheduled_at=_scheduled_at(status),
+            is_terminal=status.get("phase") in _TERMINAL_PHASES,
+        )
+
+    def total(self, amount_of: Callable[[Container], Quantity], resource: str) -> Quantity:
+        """
+        Combine an amount over the containers by today's Kubernetes rule for effective requests.
+
+        The larger of what runs together (containers and sidecars) and each init step with the sidecars started before it; pod-level
+        values replace that where they name the resource; the overhead comes on top.
+
+        Args:
+            amount_of: What one container, or the pod-level resources, counts for.
+            resource: ``cpu``, ``memory`` or any other resource name.
+
+        Source: Kubernetes, ``k8s.io/component-helpers/resource/helpers.go``.
+        """
+        overhead = self.overhead.get(resource, ZERO)
+        if self.pod_level is not None and (resource in self.pod_level.requests or resource in self.pod_level.limits):
+            return amount_of(self.pod_level) + overhead
+        sidecars = peak = ZERO
+        for container in self.init_containers:
+            amount = amount_of(container)
+            peak = max(peak, sidecars + amount)
+            if container.is_sidecar:
+                sidecars += amount
+        running = sum((amount_of(container) for container in self.containers), sidecars)
+        return max(running, peak) + overhead
+
+    def requested(self, resource: str) -> Quantity:
+        """Answer the effective request of the pod for *resource*; a limit without a request is a request, as the API server sets it."""
+        return self.total(lambda container: container.requests.get(resource, container.limits.get(resource, ZERO)), resource)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Capacity and allocatable of a node, resource name → amount; what the manifest does not say is absent."""
+
+    name: str
+    capacity: Amounts = field(default_factory=dict)
+    allocatable: Amounts = field(default_factory=dict)
+
+    @classmethod
+    def from_manifest(cls, manifest: object) -> Node:
+        """
+        Read a node.
+
+        Raises:
+            ManifestError: If it has no name, or a quantity does not parse; the message gives the path.
+        """
+        top = _mapping(manifest, "node")
+        name = _text(_mapping(top.get("metadata"), "metadata").get("name"), "metadata.name")
+        if not name:
+            raise ManifestError("metadata.name: a node needs a name")
+        status = _mapping(top.get("status"), "status")
+        return cls(
+            name=name,
+            capacity=_amounts(status.get("capacity"), "status.capacity"),
+            allocatable=_amounts(status.get("allocatable"), "status.allocatable"),
+        )
+
+
+def manifest_items(document: object) -> list[object]:
+    """
+    List the objects of a document: those of a List, of a sequence, or the one object itself.
+
+    Raises:
+        ManifestError: If it is none of these.
+    """
+    if isinstance(document, Mapping):
+        items = document.get("items")
+        if items is None and not str(document.get("kind", "")).endswith("List"):
+            return [document]
+        document = items if items is not None else []
+    if isinstance(document, list):
+        return document
+    raise ManifestError(f"a manifest is a mapping or a list of them, as `kubectl get -o yaml` prints it, not {_kind(document)}")
+
+
+def sum_requested(pods: Iterable[Pod], resource: str) -> dict[str, Quantity]:
+    """Sum the effective requests of the pods that hold a place: node name → amount; terminal and unbound pods hold none."""
+    totals: dict[str, Quantity] = {}
+    for pod in pods:
+        if pod.node_name and not pod.is_terminal:
+            totals[pod.node_name] = totals.get(pod.node_name, ZERO) + pod.requested(resource)
+    return totals
+
+
+def _containers(spec: Mapping[str, object], key: str) -> tuple[Container, ...]:
+    listed = spec.get(key)
+    if listed is None:
+        return ()
+    if not isinstance(listed, list):
+        raise ManifestError(f"spec.{key}: a list of containers is needed, not {_kind(listed)}")
+    return tuple(_container(item, f"spec.{key}[{index}]") for index, item in enumerate(listed))
+
+
+def _container(item: object, path: str) -> Container:
+    container = _mapping(item, path)
+    resources = _mapping(container.get("resources"), f"{path}.resources")
+    return Container(
+        name=_text(container.get("name"), f"{path}.name"),
+        requests=_amounts(resources.get("requests"), f"{path}.resources.requests"),
+        limits=_amounts(resources.get("limits"), f"{path}.resources.limits"),
+        is_sidecar=container.get("restartPolicy") == "Always",
+    )
+
+
+def _amounts(value: object, path: str) -> dict[str, Quantity]:
+    amounts: dict[str, Quantity] = {}
+    for name, amount in _mapping(value, path).items():
+        try:
+            amounts[name] = Quantity.parse(amount)
+        except QuantityError as error:
+            raise ManifestError(f"{path}.{name}: {error}") from error
+    return amounts
+
+
+def _scheduled_at(status: Mapping[str, object]) -> float:
+    conditions = status.get("conditions")
+    for condition in conditions if isinstance(conditions, list) else []:
+        if isinstance(condition, Mapping) and condition.get("type") == "PodScheduled" and condition.get("status") == "True":
+            at = condition.get("lastTransitionTime")
+            if isinstance(at, datetime):  # a YAML reader makes one of an unquoted time
+                return at.timestamp()
+            try:
+                return datetime.fromisoformat(str(at)).timestamp()
+            except ValueError:
+                return math.nan
+    return math.nan
+
+
+def _mapping(value: object, path: str) -> Mapping[str, object]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ManifestError(f"{path}: a mapping is needed, not {_kind(value)}")
+    return value
+
+
+def _text(value: object, path: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, Mapping | list):
+        raise ManifestError(f"{path}: text is needed, not {_kind(value)}")
+    return str(value)
+
+
+def _kind(value: object) -> str:
+    return {dict: "a mapping", list: "a list", str: "text", bool: "a boolean", type(None): "nothing"}.get(type(value), "a number")
