@@ -1,0 +1,87 @@
+"""
+Run vector files: ``python -m tests.conformance FILE…``.
+
+Prints each failing case, the rules that applied with their counts, and ``N passed, N failed``; exits 1 if a case failed, 2 if a file could
+not be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import inspect
+import json
+import logging
+import sys
+from pathlib import Path
+
+import structlog
+
+from tests.conformance import quantity, target_load_packing, watcher_decode, wire
+from tests.conformance.cases import Case, Outcome, Suite
+
+SUITES: dict[str, Suite] = {
+    "quantity": quantity.run,
+    "target_load_packing": target_load_packing.run,
+    "watcher_decode": watcher_decode.run,
+    "wire": wire.run,
+}
+
+
+async def run_case(suite: Suite, case: Case) -> Outcome | None:
+    """Run one case of a suite; ``None`` where the project does not have the part that the case is about."""
+    outcome = suite(case)
+    return await outcome if inspect.isawaitable(outcome) else outcome
+
+
+async def run_file(path: Path) -> tuple[list[tuple[str, Outcome]], int]:
+    """
+    Run a vector file.
+
+    Returns:
+        The outcome of each case with its id, and how many cases are about parts that the project does not have.
+
+    Raises:
+        ValueError: If it is not a vector file, or of a suite that is not known.
+    """
+    document = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        suite, cases = SUITES[document["suite"]], document["cases"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not a vector file of a known suite ({', '.join(SUITES)})") from error
+    outcomes = [(case["id"], await run_case(suite, case)) for case in cases]
+    ran = [(case_id, outcome) for case_id, outcome in outcomes if outcome is not None]
+    return ran, len(outcomes) - len(ran)
+
+
+async def main(arguments: list[str]) -> int:
+    """Run every file and report."""
+    if not arguments:
+        sys.stderr.write("usage: python -m tests.conformance FILE…\n")
+        return 2
+    failed = passed = skipped = 0
+    rules: collections.Counter[str] = collections.Counter()
+    for name in arguments:
+        try:
+            outcomes, left_out = await run_file(Path(name))
+        except (OSError, ValueError) as error:
+            sys.stderr.write(f"{error}\n")
+            return 2
+        skipped += left_out
+        for case_id, outcome in outcomes:
+            rules.update(outcome.rules)
+            failed += bool(outcome.problem)
+            passed += not outcome.problem
+            if outcome.problem:
+                sys.stdout.write(f"FAILED {case_id} {list(outcome.rules) or ''}: {outcome.problem}\n")
+    for rule, count in sorted(rules.items()):
+        sys.stdout.write(f"rule {rule}: {count}\n")
+    sys.stdout.write(f"{passed} passed, {failed} failed{f', {skipped} skipped' if skipped else ''}\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    # The service says in its log what the cases do to it on purpose.
+    logging.disable()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL + 1))
+    sys.exit(asyncio.run(main(sys.argv[1:])))

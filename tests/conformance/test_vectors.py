@@ -1,0 +1,172 @@
+"""Every vector passes, every rule that the documentation names exists, and the runner notices a wrong answer."""
+
+import copy
+import json
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.conformance import quantity, target_load_packing, watcher_decode, wire
+from tests.conformance.__main__ import SUITES, main, run_case, run_file
+
+ROOT = Path(__file__).parents[2]
+RULES = {
+    "quantity": quantity.RULES,
+    "target_load_packing": target_load_packing.RULES,
+    "watcher_decode": watcher_decode.RULES,
+    "wire": wire.RULES,
+}
+VECTORS = ROOT / "tests/vectors"
+
+
+@pytest.mark.parametrize("suite", SUITES)
+async def test_every_case_passes(suite: str) -> None:
+    outcomes, _ = await run_file(VECTORS / f"{suite}.json")
+    assert outcomes
+    assert {rule for _, outcome in outcomes for rule in outcome.rules} <= set(RULES[suite])
+    assert {case_id: outcome for case_id, outcome in outcomes if outcome.problem} == {}
+
+
+async def test_every_metrics_server_case_of_the_wire_is_run() -> None:
+    cases = json.loads((VECTORS / "wire.json").read_text())["cases"]
+    outcomes, left_out = await run_file(VECTORS / "wire.json")
+    providers = Counter(case["provider"] for case in cases)
+    assert (len(outcomes), left_out) == (providers["KubernetesMetricsServer"], providers["Prometheus"])
+
+
+def first_case(suite: str, **wanted: Any) -> dict[str, Any]:
+    cases = json.loads((VECTORS / f"{suite}.json").read_text())["cases"]
+    found: dict[str, Any] = next(case for case in cases if wanted.items() <= case.items())
+    return copy.deepcopy(found)
+
+
+@pytest.mark.parametrize(
+    ("suite", "case_id", "path", "wrong"),
+    [
+        ("quantity", "qty-0003", ("expected", "milli"), "2001"),
+        ("quantity", "qty-0148", ("expected",), {"milli": "0", "value": "0", "zero": True}),
+        ("watcher_decode", "dec-0002", ("expected", "value"), 2),
+        ("watcher_decode", "dec-0016", ("expected", "nearest"), 98),
+        ("target_load_packing", "tlp-0002", ("expected", "score"), 50),
+        ("target_load_packing", "tlp-0002", ("expected", "predicted"), 0.5000000000000001),
+        ("target_load_packing", "tlp-0002", ("expected",), {"error": True}),
+        ("target_load_packing", "tlp-0247", ("expected",), {"score": 1}),
+        ("target_load_packing", "tlp-0131", ("expected", "predicted"), 8),
+    ],
+)
+async def test_a_wrong_expectation_fails(suite: str, case_id: str, path: tuple[str, ...], wrong: object) -> None:
+    case = first_case(suite, id=case_id)
+    target = case
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = wrong
+    outcome = await run_case(SUITES[suite], case)
+    assert outcome is not None
+    assert outcome.problem
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(":30.875", ":30.875000002"), ('"n1"', '"n9"'), ('"type":"CPU"', '"type":"cpu"'), ('"tags":{}', '"tags":{}')]
+)
+async def test_a_wrong_reply_on_the_wire_fails_and_an_equal_one_does_not(old: str, new: str) -> None:
+    case = first_case("wire", id="wire-0043")
+    get = case["expected"]["gets"][0]
+    get["body"] = get["body"].replace(old, new)
+    outcome = await run_case(SUITES["wire"], case)
+    assert outcome is not None
+    assert bool(outcome.problem) == (old != new)
+
+
+def tlp_case(metrics: list[dict[str, Any] | None], expected: dict[str, Any], **more: Any) -> dict[str, Any]:
+    case = first_case("target_load_packing", id="tlp-0073")
+    case["watcher"]["data"]["NodeMetricsMap"]["n1"]["metrics"] = metrics
+    return case | {"expected": expected} | more
+
+
+CPU_30 = {"type": "CPU", "operator": "AVG", "value": 30}
+CPU_ABSENT = {"type": "CPU", "operator": "Latest"}
+ZERO_LOAD = {"score": 40, "pod_millis": 0, "missing_millis": 0, "util_millis": 0, "capacity_millis": 4000, "predicted": 0}
+
+
+@pytest.mark.parametrize(
+    ("case", "rules"),
+    [
+        (tlp_case([CPU_30, CPU_ABSENT], ZERO_LOAD), ("absent_is_not_zero",)),
+        (tlp_case([CPU_30, None], ZERO_LOAD), ("absent_is_not_zero",)),
+        (tlp_case([CPU_30 | {"value": 1e22}], {"score": 0}), ()),
+        (tlp_case([], {"error": True}, args={"defaultRequestsMultiplier": "1_0_"}), ()),
+        (tlp_case([CPU_30], {"score": 0}, args={"defaultRequestsMultiplier": "inf"}), ("rejects_invalid_arguments",)),
+        (tlp_case([CPU_30], {"score": 0}, watcher_status=500), ()),
+        (tlp_case([CPU_30], {"score": 0}, watcher_text="<html>"), ()),
+        (tlp_case([CPU_30], {"score": 90}, watcher_text='{"data": {}} trailing'), ("rejects_invalid_json",)),
+        (
+            tlp_case(
+                [],
+                {"score": 0},
+                watcher_text='{"data":{"NodeMetricsMap":{"n1":{"metrics":[{"type":"CPU","operator":"AVG","value":3e-20}]}}}}',
+            ),
+            ("reads_valid_numbers",),
+        ),
+    ],
+)
+async def test_rules_decide_from_the_data_of_unseen_cases(case: dict[str, Any], rules: tuple[str, ...]) -> None:
+    outcome = await run_case(SUITES["target_load_packing"], case)
+    assert outcome is not None
+    assert (outcome.rules, outcome.problem) == (rules, "")
+
+
+def metrics_server_case(usage: dict[str, Any], body: str, status: int = 200) -> dict[str, Any]:
+    case = first_case("wire", id="wire-0044")
+    replies = case["replies"]
+    replies["/apis/metrics.k8s.io/v1beta1/nodes"]["body"]["items"][0]["usage"] = usage
+    case["expected"]["gets"] = [{"path": "/watcher", "status": status, "content_type": "application/json", "body": body}]
+    return case
+
+
+def go_body(*values: object) -> str:
+    metrics = [
+        f'{{"name":"","type":"{kind}","operator":"Latest","rollup":"","value":{value}}}'
+        for kind, value in zip(("CPU", "Memory"), values, strict=True)
+    ]
+    node = f'{{"metrics":[{",".join(metrics)}],"tags":{{}},"metadata":{{"dataCenter":""}}}}'
+    return f'{{"timestamp":0,"window":{{}},"source":"KubernetesMetricsServer","data":{{"NodeMetricsMap":{{"n1":{node}}}}}}}'
+
+
+@pytest.mark.parametrize(
+    ("case", "rules"),
+    [
+        (metrics_server_case({"cpu": "12", "memory": "1Gi"}, go_body(300, 6.25)), ("rejects_impossible",)),
+        (metrics_server_case({"cpu": "-1", "memory": "1Gi"}, go_body(-25, 6.25)), ("rejects_impossible",)),
+        (metrics_server_case({"cpu": "much", "memory": "1Gi"}, "", 500), ("keeps_good_nodes",)),
+    ],
+)
+async def test_rules_of_the_wire_decide_from_the_data_of_unseen_cases(case: dict[str, Any], rules: tuple[str, ...]) -> None:
+    outcome = await run_case(SUITES["wire"], case)
+    assert outcome is not None
+    assert (outcome.rules, outcome.problem) == (rules, "")
+
+
+async def test_the_command_reports_and_exits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert await main([str(VECTORS / "quantity.json")]) == 0
+    assert capsys.readouterr().out.splitlines() == ["rule quantity_artefact: 10", "129 passed, 0 failed"]
+
+    wrong = {"suite": "quantity", "cases": [{"id": "bad-1", "input": "1", "expected": {"error": True}}]}
+    (tmp_path / "wrong.json").write_text(json.dumps(wrong))
+    assert await main([str(tmp_path / "wrong.json"), str(VECTORS / "quantity.json")]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("FAILED bad-1")
+    assert out.endswith("129 passed, 1 failed\n")
+
+    (tmp_path / "other.json").write_text("[]")
+    for unreadable in (tmp_path / "other.json", tmp_path / "absent.json"):
+        assert await main([str(unreadable)]) == 2
+    assert await main([]) == 2
+
+
+@pytest.mark.parametrize("suite", [quantity, target_load_packing, watcher_decode, wire])
+def test_every_rule_stands_in_the_documentation(suite: ModuleType) -> None:
+    documentation = (ROOT / "docs/policies.md").read_text() + (ROOT / "docs/wire.md").read_text()
+    assert [rule for rule in suite.RULES if f"`{rule}`" not in documentation] == []
