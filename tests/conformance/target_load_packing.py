@@ -90,7 +90,7 @@ def _compute(policy: TargetLoadPacking, case: Case, snapshot: LoadSnapshot) -> d
         answer |= {
             "missing_millis": float(terms.unreported_millicores[0]),
             "util_millis": float(terms.measured_millicores[0]),
-            "capacity_millis": float(np.nan_to_num(columns.capacity_millicores[0])),
+            "capacity_millis": float(np.nan_to_num(columns.cpu.capacity[0])),
             "predicted": float(terms.predicted_percent[0]),
         }
     return answer

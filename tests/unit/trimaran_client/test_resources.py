@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trimaran_client.errors import ManifestError
-from trimaran_client.resources import CPU, MEMORY, Node, Pod, manifest_items, sum_requested
+from trimaran_client.resources import CPU, MEMORY, Node, Pod, manifest_items, sum_over_pods
 from trimaran_client.units import ZERO
 
 
@@ -113,7 +113,7 @@ def test_only_bound_and_running_pods_hold_requests() -> None:
         Pod.from_manifest({"spec": {"containers": [requests(cpu="1")]}}),
         Pod.from_manifest({"spec": spec, "status": {"phase": "Running"}}),
     ]
-    assert sum_requested(pods, CPU)["n1"].milli == 2000
+    assert sum_over_pods(pods, CPU, Pod.requested)["n1"].milli == 2000
 
 
 @pytest.mark.parametrize(

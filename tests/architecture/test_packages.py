@@ -1,0 +1,131 @@
+"""Promises about the packages themselves: what importing costs, what is public, that texts and manifests say what is true."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+import trimaran_client
+
+ROOT = Path(__file__).parents[2]
+
+
+def loaded_modules(statement: str) -> set[str]:
+    """Run a statement in a bare interpreter and answer the top-level modules that it loaded."""
+    code = f"{statement}\nimport sys\nprint('\\n'.join(sorted({{name.partition('.')[0] for name in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "statement", ["import trimaran_client", "from trimaran_client import Scorer, TargetLoadPacking, LoadSnapshot, Pod"]
+)
+def test_the_library_imports_nothing_heavy(statement: str) -> None:
+    third_party = {name for name in loaded_modules(statement) - loaded_modules("") - sys.stdlib_module_names if not name.startswith("_")}
+    assert third_party <= {
+        "trimaran_client",
+        "numpy",
+        "msgspec",
+        "cachetools",
+        "typing_extensions",
+    }  # the last by msgspec, where it is there
+
+
+def test_importing_the_service_loads_no_provider_and_no_kubernetes_client() -> None:
+    loaded = loaded_modules("import load_watcher, load_watcher.cli")
+    assert not loaded & {"kubernetes_asyncio", "prometheus_api_client", "signalfx", "uvloop"}
+
+
+def test_public_names_are_sorted_and_exist() -> None:
+    assert list(trimaran_client.__all__) == sorted(trimaran_client.__all__)
+    for name in trimaran_client.__all__:
+        assert getattr(trimaran_client, name).__doc__, name
+
+
+def test_an_unknown_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Watcher'"):
+        trimaran_client.Watcher  # noqa: B018
+
+
+def python_files() -> list[Path]:
+    return sorted(path for package in ("load_watcher", "trimaran_client") for path in (ROOT / package).rglob("*.py"))
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    sources = [*python_files(), *(ROOT / "tests").rglob("*.py")]
+    assert {path.name: count for path in sources if (count := len(path.read_text().splitlines())) > 400} == {}
+
+
+def schema() -> dict[str, Any]:
+    text = resources.files("trimaran_client").joinpath("schema/watcher.schema.json").read_text()
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+def test_the_schema_is_one_and_the_example_of_the_documentation_meets_it() -> None:
+    jsonschema.Draft202012Validator.check_schema(schema())
+    [example] = re.findall(r"```json\n(\{\n  \"timestamp\".*?)```", (ROOT / "docs/wire.md").read_text(), re.DOTALL)
+    jsonschema.validate(json.loads(example), schema())
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"timestamp": 1.5},
+        {"data": {"NodeMetricsMap": {"n": None}}},
+        {"data": {"NodeMetricsMap": {"n": {"metrics": [{"value": "1"}], "tags": {}, "metadata": {"dataCenter": ""}}}}},
+    ],
+)
+def test_the_schema_refuses_what_the_go_client_would(broken: dict[str, Any]) -> None:
+    good = {"timestamp": 1, "window": {"duration": "15m", "start": 0, "end": 1}, "source": "s", "data": {"NodeMetricsMap": {}}}
+    jsonschema.validate(good, schema())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(good | broken, schema())
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "k8s").rglob("*.yaml")) + sorted((ROOT / "docs").rglob("*.yaml")), ids=lambda path: path.name
+)
+def test_manifests_parse(path: Path) -> None:
+    documents = list(yaml.safe_load_all(path.read_text()))
+    assert documents
+    assert all("kind" in document for document in documents)
+
+
+def test_extras_and_base_dependencies_are_those_promised() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {
+        extra: {re.split(r"[<>=;\[ ]", each)[0].lower() for each in listed} for extra, listed in project["optional-dependencies"].items()
+    }
+    assert {re.split(r"[<>=]", each)[0] for each in project["dependencies"]} == {"aiohttp", "cachetools", "msgspec", "numpy"}
+    assert names["service"] == {
+        *("kubernetes-asyncio", "pydantic-settings", "pyyaml", "prometheus-client", "psutil", "stamina", "structlog", "aiosqlite"),
+    }
+    assert {"kubernetes-asyncio", "prometheus-client", "pyyaml", "click"} <= names["extender"]
+    assert (names["cli"], names["speed"]) == ({"click", "rich", "pyyaml"}, {"uvloop"})
+
+
+def test_links_of_the_documentation_lead_somewhere() -> None:
+    links = [
+        (path, target)
+        for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+        for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", path.read_text())
+    ]
+    assert links
+    assert [f"{path.name}: {target}" for path, target in links if not (path.parent / target).exists()] == []
+
+
+def test_every_difference_from_upstream_that_is_tested_stands_in_the_documentation() -> None:
+    """The table and the tests go together: as many rows as the tests name, at least."""
+    tests = re.findall(r"def test_differs_from_upstream_\w+", (ROOT / "tests/unit/trimaran_client/test_target_load_packing.py").read_text())
+    section = (ROOT / "docs/policies.md").read_text().split("## Where the default preset differs")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| case")]
+    assert len(rows) >= len(tests) > 0
