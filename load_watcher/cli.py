@@ -1,0 +1,147 @@
+"""The command ``load-watcher``: read the settings, build the service, serve until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Final
+
+import prometheus_client
+import stamina
+import structlog
+from aiohttp import web
+
+import load_watcher
+from load_watcher.clock import SystemClock
+from load_watcher.errors import LoadWatcherError, SettingsError
+from load_watcher.providers.registry import choose_provider, create_provider, list_provider_names
+from load_watcher.server.app import create_app
+from load_watcher.settings import BindAddress, Settings, list_variables, load_settings
+from load_watcher.telemetry import Telemetry
+from load_watcher.watcher import Timing, Watcher
+from trimaran_client.ops import configure_logging
+
+# Schedulers ask every 30 s over one connection; closing it in between would cost each of them a new one, and a race with the close.
+_KEEP_ALIVE_SECONDS: Final = 3600
+# Well inside the 30 s after which Kubernetes kills.
+_SHUTDOWN_SECONDS: Final = 10
+_HELP_WIDTH: Final = 110
+
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; answers 0 after a clean stop, 1 if it could not serve, 2 for settings that cannot be used."""
+    _make_parser().parse_args(argv)
+    try:
+        settings, warnings = load_settings(list_provider_names())
+    except SettingsError as error:
+        for problem in error.problems:
+            print(f"load-watcher: {problem}", file=sys.stderr)
+        return 2
+    configure_logging(settings.log_level, log_format=settings.log_format)
+    # The time at which each series began doubles the scrape, and nobody reads it.
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    # By default each retry is logged, and counted in the global registry; a refresh that fails is told once, by the watcher.
+    stamina.instrumentation.set_on_retry_hooks([])
+    for warning in warnings:
+        _log.warning(warning)
+    try:
+        asyncio.run(_serve(settings))
+    except (LoadWatcherError, _ListenError) as error:
+        print(f"load-watcher: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+class _ListenError(Exception):
+    """The address cannot be listened on."""
+
+
+async def _serve(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    choice = choose_provider(settings)
+    clock = SystemClock()
+    timing = Timing(
+        refresh_seconds=settings.refresh_seconds,
+        fetch_timeout_seconds=settings.fetch_timeout_seconds,
+        stale_seconds=settings.stale_seconds,
+        expired_seconds=settings.expired_seconds,
+    )
+    telemetry = Telemetry(clock, version=load_watcher.__version__)
+    watcher = Watcher(create_provider(choice.name, settings), timing=timing, clock=clock, telemetry=telemetry)
+    runner = web.AppRunner(create_app(watcher), access_log=None, keepalive_timeout=_KEEP_ALIVE_SECONDS, shutdown_timeout=_SHUTDOWN_SECONDS)
+    try:
+        await runner.setup()
+        await _listen(runner, settings.bind)
+        url = _make_url(runner.addresses[0])
+        _log.info("listening", url=url, provider=choice.name, reason=choice.reason, version=load_watcher.__version__)
+        _log.info("try it", command=f"curl -s {url}/watcher")
+        await stop.wait()
+        _log.info("stopping", reason="signal")
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, bind: BindAddress) -> None:
+    try:
+        await web.TCPSite(runner, bind.host or None, bind.port).start()
+    except OSError as error:
+        host = f"[{bind.host}]" if ":" in bind.host else bind.host
+        # asyncio wraps the words of the system in its own; a name that does not resolve has words, but no number of the system.
+        number = error.errno or 0
+        reason = os.strerror(number) if number in errno.errorcode else error.strerror
+        raise _ListenError(
+            f"cannot listen on {host}:{bind.port}: {reason}; stop what uses it, or set LOAD_WATCHER_BIND to another address"
+        ) from error
+
+
+def _make_url(address: tuple[str, int] | Sequence[object]) -> str:
+    host, port = str(address[0]), address[1]
+    if host in ("0.0.0.0", "::"):  # every address; this one can be typed
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="load-watcher",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Serve the utilization of the nodes of a cluster at GET /watcher. It takes no arguments; settings are variables.",
+        epilog=_make_epilog(),
+    )
+    parser.add_argument("--version", action="version", version=f"load-watcher {load_watcher.__version__}")
+    return parser
+
+
+def _make_epilog() -> str:
+    lines = ["settings (environment variables):"]
+    for variable in list_variables():
+        default = f" [{variable.default}]" if variable.default else ""
+        lines.append(f"  {variable.name}{default}")
+        lines.append(textwrap.fill(variable.description, _HELP_WIDTH, initial_indent="      ", subsequent_indent="      "))
+    lines += [
+        "",
+        f"providers: {', '.join(list_provider_names())}",
+        "",
+        "endpoints:",
+        "  GET /watcher             metrics of all nodes; ?host=NODE for one",
+        "  GET /watcher/health      200 if the provider could answer now",
+        "  GET /livez  GET /readyz  the process makes progress; the snapshot is fresh enough",
+        "  GET /metrics             the service's own metrics, for Prometheus",
+        "",
+        "examples:",
+        "  load-watcher",
+        "  METRICS_PROVIDER_NAME=KubernetesMetricsServer KUBE_CONFIG=~/.kube/config load-watcher",
+        "  METRICS_PROVIDER_NAME=Recorded METRICS_PROVIDER_ADDRESS=day.jsonl LOAD_WATCHER_BIND=:2020 load-watcher",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,165 @@
+"""
+The last good value of every node and metric, with its age.
+
+A failed refresh, a rejected sample or a node that is missing from one reply must not lose what was measured before; nor may what was
+measured before look new. Pure: the time is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from load_watcher.quality import MAX_AHEAD_SECONDS, QualityReport
+from load_watcher.samples import NodeInfo, SampleBatch, Window
+from trimaran_client.units import BoolArray, FloatArray, IntArray, freeze
+from trimaran_client.wire import LATEST
+
+_ABSENT: Final = -1
+
+
+class ColumnKey(NamedTuple):
+    """What a column holds; ``window`` is ``None`` for the newest values."""
+
+    metric_type: str
+    operator: str
+    window: Window | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """
+    One metric of every node, one row a node.
+
+    Args:
+        values: Percent of capacity; NaN = absent.
+        sampled_at: When each was measured, Unix seconds; NaN where absent.
+        is_new: Whether the newest refresh brought it.
+    """
+
+    values: FloatArray
+    sampled_at: FloatArray
+    is_new: BoolArray
+
+    def __post_init__(self) -> None:
+        for array in (self.values, self.sampled_at, self.is_new):
+            freeze(array)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LastGood:
+    """The values that are served: for each node and column the newest good one that has not expired."""
+
+    source: str
+    nodes: tuple[str, ...]
+    columns: Mapping[ColumnKey, Column]
+    infos: tuple[NodeInfo | None, ...]
+    members_known: bool
+
+
+def merge(previous: LastGood | None, report: QualityReport, *, now: float, expired_seconds: float) -> LastGood:
+    """
+    Put a new batch over the last good values.
+
+    A value of the batch replaces the held one unless it was measured earlier. A node whose value is absent or rejected keeps the held one
+    until that expires. A node that the batch lacks is gone at once if the batch knows the members of the cluster, else it stays until its
+    values expire.
+
+    Args:
+        previous: What was served so far; ``None`` at first.
+        report: The new batch, judged.
+        now: Unix seconds.
+        expired_seconds: The age from which a value no longer counts.
+    """
+    batch = report.batch
+    held = previous or LastGood(batch.source, (), {}, (), batch.members_known)
+    nodes = batch.nodes
+    if not batch.members_known:
+        listed = set(nodes)
+        nodes += tuple(node for node in held.nodes if node not in listed)
+    incoming = _columns_of(batch)
+    new_rows, held_rows = _find_rows(nodes, batch.nodes), _find_rows(nodes, held.nodes)
+    columns = {
+        key: _merge_column(_take(incoming.get(key), new_rows), _take(held.columns.get(key), held_rows), now, expired_seconds)
+        for key in {**incoming, **held.columns}
+    }
+    infos = tuple(
+        _pick(batch.infos, new_row) or _pick(held.infos, held_row)
+        for new_row, held_row in zip(new_rows.tolist(), held_rows.tolist(), strict=True)
+    )
+    merged = LastGood(batch.source, nodes, columns, infos, batch.members_known)
+    return _drop_unlisted(merged, len(batch.nodes))
+
+
+def carry_over(previous: LastGood, *, now: float, expired_seconds: float) -> LastGood:
+    """Answer what is still good after a refresh that brought nothing: every value is held, and expires by its own age."""
+    columns = {}
+    for key, column in previous.columns.items():
+        values, sampled_at = _expire(column.values, column.sampled_at, now, expired_seconds)
+        columns[key] = Column(values, sampled_at, np.zeros(len(previous.nodes), dtype=np.bool_))
+    held = LastGood(previous.source, previous.nodes, columns, previous.infos, previous.members_known)
+    return _drop_unlisted(held, 0)
+
+
+def _columns_of(batch: SampleBatch) -> dict[ColumnKey, Column]:
+    keyed = {ColumnKey(metric_type, LATEST, None, ""): values for metric_type, values in batch.latest.items()}
+    keyed |= {ColumnKey(item.metric_type, item.operator, item.window, item.name): item.values for item in batch.aggregates}
+    everywhere = np.ones(len(batch.nodes), dtype=np.bool_)
+    return {key: Column(values, batch.sampled_at, everywhere) for key, values in keyed.items()}
+
+
+def _find_rows(nodes: tuple[str, ...], listed: tuple[str, ...]) -> IntArray:
+    if nodes == listed:
+        return np.arange(len(nodes), dtype=np.int64)
+    row_of = {node: row for row, node in enumerate(listed)}
+    return np.array([row_of.get(node, _ABSENT) for node in nodes], dtype=np.int64)
+
+
+def _pick(infos: tuple[NodeInfo | None, ...], row: int) -> NodeInfo | None:
+    return infos[row] if infos and row != _ABSENT else None
+
+
+def _take(column: Column | None, rows: IntArray) -> tuple[FloatArray, FloatArray]:
+    if column is None or not column.values.size:
+        absent = np.full(len(rows), np.nan)
+        return absent, absent
+    found = rows != _ABSENT
+    return np.where(found, column.values[rows], np.nan), np.where(found, column.sampled_at[rows], np.nan)
+
+
+def _merge_column(new: tuple[FloatArray, FloatArray], held: tuple[FloatArray, FloatArray], now: float, expired_seconds: float) -> Column:
+    (new_values, new_at), (held_values, held_at) = new, held
+    # A held time in the future means that our own clock was set back: then the new sample counts, whatever its time.
+    is_older = (held_at > new_at) & (held_at <= now + MAX_AHEAD_SECONDS)
+    is_new = ~np.isnan(new_values) & ~is_older
+    values, sampled_at = _expire(np.where(is_new, new_values, held_values), np.where(is_new, new_at, held_at), now, expired_seconds)
+    return Column(values, sampled_at, is_new)
+
+
+def _expire(values: FloatArray, sampled_at: FloatArray, now: float, expired_seconds: float) -> tuple[FloatArray, FloatArray]:
+    is_good = (now - sampled_at <= expired_seconds) & ~np.isnan(values)
+    return np.where(is_good, values, np.nan), np.where(is_good, sampled_at, np.nan)
+
+
+def _drop_unlisted(good: LastGood, listed: int) -> LastGood:
+    """Drop columns without a value, and the nodes that nothing vouches for any more: beyond the first *listed*, without a value."""
+    columns = {key: column for key, column in good.columns.items() if not np.isnan(column.values).all()}
+    keep = np.ones(len(good.nodes), dtype=np.bool_)
+    if not good.members_known:
+        keep[listed:] = False
+        for column in columns.values():
+            keep |= ~np.isnan(column.values)
+    if keep.all():
+        return LastGood(good.source, good.nodes, columns, good.infos, good.members_known)
+    rows = np.flatnonzero(keep)
+    return LastGood(
+        good.source,
+        tuple(good.nodes[row] for row in rows.tolist()),
+        {key: Column(column.values[rows], column.sampled_at[rows], column.is_new[rows]) for key, column in columns.items()},
+        tuple(good.infos[row] for row in rows.tolist()),
+        good.members_known,
+    )

@@ -1,0 +1,28 @@
+"""The application: routes and the life of the watcher behind them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from load_watcher.server.handlers import WATCHER, clean_path, count_requests, get_health, get_watcher
+from load_watcher.watcher import Watcher
+from trimaran_client import ops
+
+
+def create_app(watcher: Watcher) -> web.Application:
+    """Make the application that serves *watcher*, which it enters at its start and leaves at its end, after the last answer."""
+    app = web.Application(middlewares=[count_requests, ops.error_middleware, clean_path])
+    app[WATCHER] = watcher
+    app.cleanup_ctx.append(_run_watcher)
+    app.router.add_get("/watcher", get_watcher)
+    app.router.add_get("/watcher/health", get_health)
+    ops.add_probes(app, live=watcher.live, ready=watcher.ready)
+    ops.add_metrics(app, watcher.telemetry.registry)
+    return app
+
+
+async def _run_watcher(app: web.Application) -> AsyncIterator[None]:
+    async with app[WATCHER]:
+        yield

@@ -1,0 +1,78 @@
+"""What is answered to ``GET /watcher`` and ``GET /watcher/health``: the published snapshot and the provider's health, never a fetch."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from load_watcher.server.errors import no_snapshot, provider_unhealthy, unknown_node
+from load_watcher.server.negotiation import has_match, prefers_gzip
+from load_watcher.watcher import Watcher
+
+WATCHER: Final = web.AppKey("watcher", Watcher)
+
+
+async def get_watcher(request: web.Request) -> web.Response:
+    """
+    Answer the metrics of all nodes, or with ``?host=NODE`` of one.
+
+    As in the Go load-watcher the first ``host`` counts, and an empty one means all.
+    """
+    watcher = request.app[WATCHER]
+    snapshot = watcher.snapshot
+    if snapshot is None:
+        raise no_snapshot(watcher.ready() or "no snapshot yet")
+    headers = {"Vary": "Accept-Encoding"}
+    node = request.query.get("host", "")
+    if node:
+        reply = snapshot.cut_host(node)
+        if reply is None:
+            raise unknown_node(node)
+    elif prefers_gzip(",".join(request.headers.getall("Accept-Encoding", ()))):
+        reply = snapshot.compressed
+        headers["Content-Encoding"] = "gzip"
+    else:
+        reply = snapshot.identity
+    headers["ETag"] = reply.etag
+    if has_match(request.if_none_match, reply.etag):
+        headers.pop("Content-Encoding", None)
+        return web.Response(status=304, headers=headers)
+    return web.Response(body=reply.body, content_type="application/json", headers=headers)
+
+
+async def get_health(request: web.Request) -> web.Response:
+    """Answer whether the provider could answer now, as in the Go load-watcher; probes of this process are elsewhere."""
+    problem = await request.app[WATCHER].check_health()
+    if problem is not None:
+        raise provider_unhealthy(problem)
+    return web.Response(body=b'{"status":"ok"}', content_type="application/json")
+
+
+@web.middleware
+async def clean_path(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """
+    Redirect ``//watcher`` to ``/watcher``, as the Go load-watcher does.
+
+    Its client puts the path after whatever address it was given, and that may end in a slash.
+    """
+    path = request.rel_url.raw_path
+    clean = posixpath.normpath("/" + path.lstrip("/"))
+    if path.endswith("/") and clean != "/":
+        clean += "/"
+    if clean == path or not path.startswith("/"):
+        return await handler(request)
+    query = request.rel_url.raw_query_string
+    return web.Response(status=301, headers={"Location": f"{clean}?{query}" if query else clean})
+
+
+@web.middleware
+async def count_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Count each answer under the pattern that matched, so that no client can make up labels."""
+    response = await handler(request)
+    resource = request.match_info.route.resource
+    route = "unmatched" if resource is None else resource.canonical
+    request.app[WATCHER].telemetry.count_request(route, request.method, response.status)
+    return response

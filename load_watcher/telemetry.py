@@ -1,0 +1,122 @@
+"""
+The service's own metrics, in a registry of their own: several watchers can live in one process.
+
+All names are ``load_watcher_<thing>_<unit>[_total]``; ``docs/operations.md`` says what to watch.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping
+from typing import Final, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from load_watcher.clock import Clock
+from load_watcher.errors import ProviderError
+
+# A refresh is one or two requests in a cluster, or a few queries of a large one; the longest bucket is past every sensible deadline.
+_DURATION_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+# Anything else is a label that a client could choose freely.
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
+
+
+class SnapshotFacts(Protocol):
+    """What of a snapshot shows in the metrics."""
+
+    @property
+    def made_at(self) -> float:
+        """Answer when it was made, Unix seconds."""
+        ...
+
+    @property
+    def newest_sampled_at(self) -> float | None:
+        """Answer the time of its newest sample."""
+        ...
+
+    @property
+    def status_counts(self) -> Mapping[str, int]:
+        """Answer how many nodes have each status."""
+        ...
+
+
+class Telemetry:
+    """
+    Count what the service does.
+
+    Args:
+        clock: Where ages are measured at a scrape.
+        version: The version of the service, for the build information.
+    """
+
+    def __init__(self, clock: Clock, *, version: str) -> None:
+        self.registry = CollectorRegistry()
+        self.snapshot: SnapshotFacts | None = None
+        self._clock = clock
+        self._refreshes = Histogram(
+            "load_watcher_refresh_duration_seconds",
+            "Time of one refresh: from the request to the provider to the published snapshot.",
+            buckets=_DURATION_BUCKETS,
+            registry=self.registry,
+        )
+        self._failures = Counter(
+            "load_watcher_refresh_failures_total",
+            "Refreshes that brought nothing; the last good values are still served.",
+            ["cause"],
+            registry=self.registry,
+        )
+        for kind in ProviderError.__subclasses__():
+            self._failures.labels(kind.cause)
+        self._rejections = Counter(
+            "load_watcher_rejected_samples_total", "Samples that do not count, by the rule that says so.", ["rule"], registry=self.registry
+        )
+        self._requests = Counter("load_watcher_requests_total", "Answered requests.", ["route", "method", "status"], registry=self.registry)
+        build = Gauge("load_watcher_build_info", "Version of the service; always 1.", ["version", "python"], registry=self.registry)
+        build.labels(version, platform.python_version()).set(1)
+        self.registry.register(_SnapshotCollector(self))
+        ProcessCollector(registry=self.registry)
+
+    def observe_refresh(self, duration_seconds: float) -> None:
+        """Note how long a refresh took, also one that failed."""
+        self._refreshes.observe(duration_seconds)
+
+    def count_failure(self, cause: str) -> None:
+        """Note a refresh that brought nothing."""
+        self._failures.labels(cause).inc()
+
+    def count_rejections(self, counts: Mapping[str, int]) -> None:
+        """Note the samples that a refresh rejected, by rule."""
+        for rule, count in counts.items():
+            self._rejections.labels(rule).inc(count)
+
+    def count_request(self, route: str, method: str, status: int) -> None:
+        """Note an answered request; *route* is the pattern that matched, never the path that was asked for."""
+        self._requests.labels(route, method if method in _METHODS else "other", status).inc()
+
+    def now(self) -> float:
+        """Answer the instant by the clock of the service, Unix seconds."""
+        return self._clock.time()
+
+
+class _SnapshotCollector(Collector):
+    """Read the published snapshot at the scrape, so that ages are those of that moment; without a snapshot there are no series."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+
+    def collect(self) -> Iterator[Metric]:
+        """Make the series of one scrape."""
+        made = GaugeMetricFamily("load_watcher_snapshot_age_seconds", "Time since the published snapshot was made.")
+        newest = GaugeMetricFamily("load_watcher_newest_sample_age_seconds", "Age of the newest sample that is served.")
+        nodes = GaugeMetricFamily("load_watcher_nodes", "Nodes that are served, by status.", labels=["status"])
+        snapshot = self._telemetry.snapshot
+        if snapshot is not None:
+            now = self._telemetry.now()
+            made.add_metric([], max(0.0, now - snapshot.made_at))
+            if snapshot.newest_sampled_at is not None:
+                newest.add_metric([], max(0.0, now - snapshot.newest_sampled_at))
+            for status, count in snapshot.status_counts.items():
+                nodes.add_metric([status], count)
+        yield from (made, newest, nodes)

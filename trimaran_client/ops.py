@@ -1,0 +1,151 @@
+"""
+What both programs show to whoever runs them: probes, metrics, logs and one shape of error.
+
+It stands beside the core of the library: only ``load_watcher`` and ``trimaran_client.extender`` import it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+import msgspec
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+Probe = Callable[[], str | None]
+"""Answers ``None`` when all is well, else a sentence that says what is wrong and what to do."""
+
+_ERROR_NAMES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+# They write one record for each request, with its body, as soon as the root level is debug.
+_CHATTY_LOGGERS = ("aiohttp.access", "kubernetes_asyncio")
+
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
+
+
+class HttpError(Exception):
+    """
+    An answer other than success, raised by a handler.
+
+    Args:
+        status: The HTTP status.
+        error: A short name for programs, for example ``unknown_node``.
+        message: A sentence for people: what happened and what to do.
+        headers: Further headers of the answer.
+    """
+
+    def __init__(self, status: int, error: str, message: str, *, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = error
+        self.headers = headers
+
+
+def error_response(status: int, error: str, message: str, *, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Write the one JSON shape of every error: ``{"status": 404, "error": "unknown_node", "message": "…"}``."""
+    body = msgspec.json.encode({"status": status, "error": error, "message": message})
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+
+
+@web.middleware
+async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn every exception of a handler into the JSON error; an unexpected one is logged and tells nothing of the inside."""
+    try:
+        return await handler(request)
+    except HttpError as error:
+        return error_response(error.status, error.error, str(error), headers=error.headers)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        kept = {name: value for name, value in error.headers.items() if name not in ("Content-Type", "Content-Length")}
+        return error_response(error.status, _ERROR_NAMES.get(error.status, "http_error"), _explain(request, error), headers=kept)
+    except Exception:  # noqa: BLE001 - the last resort of a server: one bad request must not end a connection without an answer
+        _log.exception("request failed", method=request.method, path=request.path)
+        return error_response(500, "internal", "the program failed on this request; its log says why")
+
+
+def _explain(request: web.Request, error: web.HTTPException) -> str:
+    if isinstance(error, web.HTTPNotFound):
+        known = sorted({resource.canonical for resource in request.app.router.resources()})
+        return f"there is nothing at {request.path}; ask for one of {', '.join(known)}"
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        return f"{request.path} does not answer {error.method}; use {' or '.join(sorted(error.allowed_methods))}"
+    return error.text or error.reason
+
+
+def add_probes(app: web.Application, *, live: Probe, ready: Probe) -> None:
+    """Serve ``GET /livez`` and ``GET /readyz``: 200, or 503 with the sentence that the probe gives."""
+
+    async def answer_live(_: web.Request) -> web.Response:
+        return _answer_probe(live(), "not_live")
+
+    async def answer_ready(_: web.Request) -> web.Response:
+        return _answer_probe(ready(), "not_ready")
+
+    app.router.add_get("/livez", answer_live)
+    app.router.add_get("/readyz", answer_ready)
+
+
+def _answer_probe(problem: str | None, error: str) -> web.Response:
+    if problem is not None:
+        return error_response(503, error, problem)
+    return web.Response(body=b'{"status":"ok"}', content_type="application/json")
+
+
+def add_metrics(app: web.Application, registry: CollectorRegistry) -> None:
+    """Serve ``GET /metrics`` from *registry*; the text is made in a thread, since it takes milliseconds with many series."""
+
+    async def answer_metrics(request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=await asyncio.to_thread(encode, registry), headers={"Content-Type": content_type})
+
+    app.router.add_get("/metrics", answer_metrics)
+
+
+def configure_logging(level: str, *, log_format: str = "auto", stream: TextIO | None = None) -> None:
+    """
+    Send the records of structlog and of the standard library through one formatter.
+
+    Args:
+        level: A level of the standard library, in any case.
+        log_format: ``text`` (key=value), ``json``, or ``auto``: text on a terminal, else JSON.
+        stream: Where to write; standard error by default.
+    """
+    stream = sys.stderr if stream is None else stream
+    number = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: list[structlog.typing.Processor]
+    if log_format == "text" or (log_format == "auto" and stream.isatty()):
+        # The plain formatter: the fancy one prints local variables, and a token can be among them.
+        colors = stream.isatty()
+        renderer = [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)]
+    else:
+        renderer = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(number)
+    for name in _CHATTY_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
