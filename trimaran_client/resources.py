@@ -114,6 +114,11 @@ class Pod:
         """Answer the effective request of the pod for *resource*; a limit without a request is a request, as the API server sets it."""
         return self.total(lambda container: container.requests.get(resource, container.limits.get(resource, ZERO)), resource)
 
+    def limited(self, resource: str) -> Quantity:
+        """Answer the effective limit for *resource*, at least the request; a container without a limit counts with its request."""
+        limit = self.total(lambda container: container.limits.get(resource, container.requests.get(resource, ZERO)), resource)
+        return max(limit, self.requested(resource))
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -160,12 +165,12 @@ def manifest_items(document: object) -> list[object]:
     raise ManifestError(f"a manifest is a mapping or a list of them, as `kubectl get -o yaml` prints it, not {_kind(document)}")
 
 
-def sum_requested(pods: Iterable[Pod], resource: str) -> dict[str, Quantity]:
-    """Sum the effective requests of the pods that hold a place: node name → amount; terminal and unbound pods hold none."""
+def sum_over_pods(pods: Iterable[Pod], resource: str, amount_of: Callable[[Pod, str], Quantity]) -> dict[str, Quantity]:
+    """Sum an amount of the pods that hold a place: node name → total; terminal and unbound pods hold none."""
     totals: dict[str, Quantity] = {}
     for pod in pods:
         if pod.node_name and not pod.is_terminal:
-            totals[pod.node_name] = totals.get(pod.node_name, ZERO) + pod.requested(resource)
+            totals[pod.node_name] = totals.get(pod.node_name, ZERO) + amount_of(pod, resource)
     return totals
 
 

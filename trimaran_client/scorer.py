@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from trimaran_client.assigned import assigned_pods
-from trimaran_client.policies.base import NodeColumns, Scores, ScoringPolicy, full_column
-from trimaran_client.resources import CPU, Node, Pod, sum_requested
-from trimaran_client.snapshot import LoadSnapshot, take_rows
-from trimaran_client.units import ZERO, FloatArray
+from trimaran_client.policies.base import NodeColumns, ResourceColumns, Scores, ScoringPolicy, full_column
+from trimaran_client.resources import CPU, MEMORY, Node, Pod, sum_over_pods
+from trimaran_client.snapshot import LoadSnapshot, Unit, take_rows
+from trimaran_client.units import ZERO, FloatArray, Quantity
 
 
 class Scorer:
@@ -66,24 +66,35 @@ def build_columns(
         snapshot=snapshot,
         rows=rows,
         age_seconds=np.maximum(now - take_rows(snapshot.sampled_at, rows), 0.0),
-        capacity_millicores=_millicores(candidates, take_rows(snapshot.capacity.millicores, rows), "capacity"),
-        allocatable_millicores=_millicores(candidates, take_rows(snapshot.allocatable.millicores, rows), "allocatable"),
-        requested_millicores=_requested_millicores(names, known_pods),
+        cpu=_resource_columns(CPU, "milli", candidates, snapshot.millicores_of(rows), known_pods),
+        memory=_resource_columns(MEMORY, "value", candidates, snapshot.bytes_of(rows), known_pods),
         assigned=() if known_pods is None else assigned_pods(known_pods),
     )
 
 
-def _millicores(candidates: Sequence[Node | str], served: FloatArray, field: str) -> FloatArray:
-    column = served.copy()
+def _resource_columns(
+    resource: str,
+    unit: Unit,
+    candidates: Sequence[Node | str],
+    served: tuple[FloatArray, FloatArray],
+    pods: Sequence[Pod] | None,
+) -> ResourceColumns:
+    """Take capacity and allocatable from the manifests of the candidates, else from the snapshot; sum what the pods on them hold."""
+    capacity, allocatable = served
     for row, node in enumerate(candidates):
         if not isinstance(node, str):
-            amount = getattr(node, field).get(CPU)
-            column[row] = math.nan if amount is None else amount.milli
-    return column
-
-
-def _requested_millicores(names: tuple[str, ...], pods: Sequence[Pod] | None) -> FloatArray:
+            capacity[row] = _amount(node.capacity.get(resource), unit)
+            allocatable[row] = _amount(node.allocatable.get(resource), unit)
     if pods is None:
-        return full_column(len(names))
-    requested = sum_requested(pods, CPU)
-    return np.array([float(requested.get(name, ZERO).milli) for name in names])
+        unknown = full_column(len(candidates))
+        return ResourceColumns(capacity, allocatable, unknown, unknown)
+    names = [node if isinstance(node, str) else node.name for node in candidates]
+    requested, limited = (
+        np.array([_amount(totals.get(name, ZERO), unit) for name in names])
+        for totals in (sum_over_pods(pods, resource, Pod.requested), sum_over_pods(pods, resource, Pod.limited))
+    )
+    return ResourceColumns(capacity, allocatable, requested, limited)
+
+
+def _amount(quantity: Quantity | None, unit: Unit) -> float:
+    return math.nan if quantity is None else float(getattr(quantity, unit))

@@ -20,6 +20,8 @@ from trimaran_client.units import FloatArray, IntArray, Quantity, freeze
 from trimaran_client.wire import Data, NodeMetrics, ResourceQuantities, WatcherMetrics, decode_watcher_metrics
 
 Pick = Literal["first", "last"]
+# The whole units of a quantity: thousandths for CPU, units for memory.
+Unit = Literal["milli", "value"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,6 +150,18 @@ class LoadSnapshot:
             self._columns[key] = cached
         return cached
 
+    def operators_of(self, metric_type: str) -> tuple[str, ...]:
+        """List the operators under which the reply has metrics of a type."""
+        return tuple(dict.fromkeys(operator for name, operator, _ in self.metrics.key_names if name == metric_type))
+
+    def millicores_of(self, rows: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Gather CPU capacity and allocatable at *rows*; NaN = unknown."""
+        return take_rows(self.capacity.millicores, rows), take_rows(self.allocatable.millicores, rows)
+
+    def bytes_of(self, rows: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Gather memory capacity and allocatable at *rows*; NaN = unknown."""
+        return take_rows(self.capacity.bytes, rows), take_rows(self.allocatable.bytes, rows)
+
     def rows_of(self, names: Sequence[str]) -> IntArray:
         """Answer the row of each name, shape (names,); -1 where the snapshot does not have it."""
         return np.fromiter((self.rows.get(name, -1) for name in names), dtype=np.int64, count=len(names))
@@ -190,7 +204,7 @@ def _capacity_columns(quantities: list[ResourceQuantities | msgspec.UnsetType | 
     )
 
 
-def _amount(text: str | None, unit: Literal["milli", "value"]) -> float:
+def _amount(text: str | None, unit: Unit) -> float:
     if text is None:
         return math.nan
     try:

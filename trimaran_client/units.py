@@ -76,6 +76,11 @@ class Quantity:
         """Make a quantity from thousandths."""
         return cls(milli * NANOS_PER_MILLI)
 
+    @classmethod
+    def from_value(cls, value: int) -> Quantity:
+        """Make a quantity from whole units."""
+        return cls(value * NANOS_PER_UNIT)
+
     @property
     def milli(self) -> int:
         """Answer the amount in thousandths, rounded away from zero: millicores for CPU."""

@@ -32,6 +32,10 @@ class Reason(enum.IntEnum):
     FALLBACK_NEUTRAL = 6
     FALLBACK_MINIMUM = 7
     PODS_UNKNOWN = 8
+    RISK = 9
+    BEST_EFFORT = 10
+    POWER = 11
+    NO_MODEL = 12
 
     def __str__(self) -> str:
         return self.name.lower()
@@ -77,6 +81,30 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ResourceColumns:
+    """
+    One resource of the candidates, in its base unit (millicores, bytes); every column has the shape (nodes,).
+
+    Args:
+        capacity: What the node has; NaN = unknown.
+        allocatable: What it offers to pods; NaN = unknown.
+        requested: What the pods on it request; NaN = its pods are not known.
+        limited: The sum of their limits, each raised to at least the request; NaN = its pods are not known.
+    """
+
+    capacity: FloatArray
+    allocatable: FloatArray
+    requested: FloatArray
+    limited: FloatArray
+
+    @property
+    def offered(self) -> FloatArray:
+        """Answer allocatable, else capacity, where it is above 0; NaN elsewhere."""
+        amounts = np.where(np.isnan(self.allocatable), self.capacity, self.allocatable)
+        return np.where(amounts > 0, amounts, math.nan)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class NodeColumns:
     """
     The candidate nodes of one decision in columns; every column has the shape (nodes,).
@@ -86,9 +114,8 @@ class NodeColumns:
         snapshot: The measured load.
         rows: The row of each candidate in the snapshot, -1 where it has none.
         age_seconds: How old each node's measurement is; NaN = unknown.
-        capacity_millicores: CPU that the node has; NaN = unknown.
-        allocatable_millicores: CPU that it offers to pods; NaN = unknown.
-        requested_millicores: What the pods on it request; NaN = its pods are not known.
+        cpu: Millicores.
+        memory: Bytes.
         assigned: Pods bound to any node, with the time of it.
     """
 
@@ -96,9 +123,8 @@ class NodeColumns:
     snapshot: LoadSnapshot
     rows: IntArray
     age_seconds: FloatArray
-    capacity_millicores: FloatArray
-    allocatable_millicores: FloatArray
-    requested_millicores: FloatArray
+    cpu: ResourceColumns
+    memory: ResourceColumns
     assigned: Sequence[AssignedPod] = ()
 
     def metric(self, metric_type: str, operators: tuple[str, ...], *, pick: Pick = "last") -> FloatArray:

@@ -10,23 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 
 from trimaran_client import wire
 from trimaran_client.assigned import is_unreported
 from trimaran_client.errors import PolicyArgumentError, QuantityError
-from trimaran_client.policies.base import (
-    MAX_NODE_SCORE,
-    MIN_NODE_SCORE,
-    NEUTRAL_NODE_SCORE,
-    NodeColumns,
-    Reason,
-    Scores,
-    full_column,
-    to_score,
-)
+from trimaran_client.policies.arguments import DEFAULT_MAX_AGE_SECONDS, Fallback, Preset, common_problems, raise_problems
+from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NodeColumns, Reason, Scores, to_score
+from trimaran_client.policies.fallback import score_fallback
 from trimaran_client.policies.go_numbers import parse_go_float
 from trimaran_client.resources import CPU, Container, Pod
 from trimaran_client.units import ZERO, BoolArray, FloatArray, IntArray, Quantity, round_half_away
@@ -34,12 +26,6 @@ from trimaran_client.units import ZERO, BoolArray, FloatArray, IntArray, Quantit
 DEFAULT_TARGET_PERCENT = 40.0
 DEFAULT_REQUEST_MILLICORES = 1000
 DEFAULT_REQUEST_MULTIPLIER = 1.5
-# Five refreshes of a one-minute agent: older values say little about now.
-DEFAULT_MAX_AGE_SECONDS = 300.0
-
-Fallback = Literal["allocation", "neutral", "minimum"]
-Preset = Literal["default", "upstream"]
-
 _LOAD_OPERATORS = (wire.AVERAGE, wire.LATEST)
 
 
@@ -80,15 +66,8 @@ class TargetLoadPackingArgs:
                 problems.append(f"default_request_millicores is {self.default_request_millicores!r}; give at least 0")
         if not math.isfinite(self.request_multiplier) and self.preset == "upstream":
             problems.append(f"request_multiplier is {self.request_multiplier!r}; give a finite number")
-        if not self.max_age_seconds > 0:
-            problems.append(f"max_age_seconds is {self.max_age_seconds!r}; give a number above 0")
-        problems += [
-            f"{name} is {value!r}; choose from {', '.join(get_args(choices))}"
-            for name, value, choices in (("fallback", self.fallback, Fallback), ("preset", self.preset, Preset))
-            if value not in get_args(choices)
-        ]
-        if problems:
-            raise PolicyArgumentError("TargetLoadPacking: " + "; ".join(problems))
+        problems += common_problems(preset=self.preset, fallback=self.fallback, max_age_seconds=self.max_age_seconds)
+        raise_problems("TargetLoadPacking", problems)
 
     @classmethod
     def from_upstream(cls, args: Mapping[str, object]) -> TargetLoadPackingArgs:
@@ -186,7 +165,7 @@ class TargetLoadPacking:
         pod_millicores = self.predict_pod_millicores(pod)
         unreported = self._unreported_millicores(nodes)
         measured = nodes.metric(wire.CPU, _LOAD_OPERATORS)
-        capacity = nodes.capacity_millicores
+        capacity = nodes.cpu.capacity
         if self.args.preset == "upstream":
             is_measured = ~np.isnan(measured)
             capacity = np.where(np.isnan(capacity), 0.0, capacity)
@@ -222,29 +201,19 @@ class TargetLoadPacking:
             values = np.where(terms.is_measured, values, float(MIN_NODE_SCORE))
             reasons = np.where(terms.is_measured, reasons, Reason.NO_METRICS)
             return Scores(nodes.names, to_score(values), reasons)
-        fallback_values, fallback_reasons = self._score_fallback(pod, nodes)
-        has_capacity = nodes.capacity_millicores > 0
+        offered = nodes.cpu.offered
+        with np.errstate(all="ignore"):
+            allocated_percent = 100.0 * (nodes.cpu.requested + float(pod.requested(CPU).milli)) / offered
+        fallback_values, fallback_reasons = score_fallback(
+            self.args.fallback,
+            score_utilization(allocated_percent, target),
+            pods_known=~np.isnan(nodes.cpu.requested),
+            capacity_known=~np.isnan(offered),
+        )
+        has_capacity = nodes.cpu.capacity > 0
         values = np.where(terms.is_measured, np.where(has_capacity, values, float(MIN_NODE_SCORE)), fallback_values)
         reasons = np.where(terms.is_measured, np.where(has_capacity, reasons, Reason.CAPACITY_UNKNOWN), fallback_reasons)
         return Scores(nodes.names, to_score(np.clip(values, MIN_NODE_SCORE, MAX_NODE_SCORE)), reasons)
-
-    def _score_fallback(self, pod: Pod, nodes: NodeColumns) -> tuple[FloatArray, IntArray]:
-        count = len(nodes.names)
-        if self.args.fallback == "minimum":
-            return full_column(count, MIN_NODE_SCORE), np.full(count, Reason.FALLBACK_MINIMUM, dtype=np.int64)
-        if self.args.fallback == "neutral":
-            return full_column(count, NEUTRAL_NODE_SCORE), np.full(count, Reason.FALLBACK_NEUTRAL, dtype=np.int64)
-        offered = np.where(np.isnan(nodes.allocatable_millicores), nodes.capacity_millicores, nodes.allocatable_millicores)
-        allocatable = np.where(offered > 0, offered, math.nan)
-        with np.errstate(all="ignore"):
-            allocated_percent = 100.0 * (nodes.requested_millicores + float(pod.requested(CPU).milli)) / allocatable
-        values = score_utilization(allocated_percent, self.args.target_percent)
-        reasons = np.full(count, Reason.FALLBACK_ALLOCATION, dtype=np.int64)
-        pods_unknown = np.isnan(nodes.requested_millicores)
-        values = np.where(pods_unknown, float(NEUTRAL_NODE_SCORE), values)
-        reasons = np.where(pods_unknown, Reason.PODS_UNKNOWN, reasons)
-        capacity_unknown = np.isnan(allocatable)
-        return np.where(capacity_unknown, float(MIN_NODE_SCORE), values), np.where(capacity_unknown, Reason.CAPACITY_UNKNOWN, reasons)
 
     def _unreported_millicores(self, nodes: NodeColumns) -> FloatArray:
         column = np.zeros(len(nodes.names))
