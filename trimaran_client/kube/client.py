@@ -1,0 +1,312 @@
+"""Ask the Kubernetes API: single answers, whole lists in pages, and watches, decoded by msgspec into only the fields that are used."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+
+import msgspec
+
+from trimaran_client.errors import KubernetesConfigError, KubernetesReplyError, KubernetesStatusError, KubernetesUnreachableError
+from trimaran_client.kube.access import AccessPlace, Session, find_access, open_first, open_session
+
+if TYPE_CHECKING:
+    import aiohttp
+
+# As client-go's pager: 500 nodes are some 5 MB of JSON, which hold the event loop for about 3 ms each time.
+PAGE_SIZE = 500
+NO_PARAMS: Mapping[str, str] = MappingProxyType({})
+_BODY_START_CHARACTERS = 200
+
+ReplyT = TypeVar("ReplyT")
+
+
+class ObjectMeta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """What identifies an object; a resource version says equal or not equal, never older or newer."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+class KubeObject(Protocol):
+    """A struct for one kind of object: its metadata, and whatever fields its user needs."""
+
+    @property
+    def metadata(self) -> ObjectMeta:
+        """Answer the object's identity."""
+        ...
+
+
+ObjectT = TypeVar("ObjectT", bound=KubeObject)
+
+
+class ListMeta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Where a list stands: the version to watch from, and the token of the next page."""
+
+    resource_version: str = ""
+    continue_token: str = msgspec.field(name="continue", default="")
+
+
+class ObjectList(msgspec.Struct, Generic[ReplyT], frozen=True):
+    """A list as the API writes it; ``null`` stands for no items."""
+
+    metadata: ListMeta = ListMeta()
+    items: list[ReplyT] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent(Generic[ReplyT]):
+    """
+    One line of a watch.
+
+    Args:
+        kind: ``ADDED``, ``MODIFIED``, ``DELETED`` or ``BOOKMARK``.
+        metadata: Of the object; a bookmark's has only the resource version.
+        object: Given when added or modified; a deletion may carry metadata only, so that nobody should read more of it.
+    """
+
+    kind: str
+    metadata: ObjectMeta
+    object: ReplyT | None
+
+
+class _Line(msgspec.Struct, frozen=True):
+    type: str
+    object: msgspec.Raw
+
+
+class _Reference(msgspec.Struct, frozen=True):
+    metadata: ObjectMeta = ObjectMeta()
+
+
+class _Status(msgspec.Struct, frozen=True):
+    message: str = ""
+    code: int = 0
+
+
+class KubeClient:
+    """
+    Ask the Kubernetes API; ``async with KubeClient() as client`` finds the access and opens the session.
+
+    Credentials that the server refuses are read again, and the request is sent once more if they changed: tokens, files and exec plugins
+    may rotate for as long as the client lives. Nothing else is tried again.
+
+    Args:
+        kubeconfig: The only place to look for access; without it those of :func:`find_access`.
+
+    Raises:
+        KubernetesConfigError: On entering, if there is no access; lists every place that was tried, with the reason.
+    """
+
+    def __init__(self, kubeconfig: Path | None = None) -> None:
+        self._kubeconfig = kubeconfig
+        self._place: AccessPlace | None = None
+        self._session: Session | None = None
+        self._retired: Session | None = None
+        self._renewal = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        self._place, self._session = await open_first(find_access(self._kubeconfig))
+        return self
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+        sessions, self._session, self._retired = (self._session, self._retired), None, None
+        for session in sessions:
+            if session is not None:
+                await session.api.close()
+
+    async def get(self, path: str, reply_type: type[ReplyT], *, params: Mapping[str, str] = NO_PARAMS, timeout_seconds: float) -> ReplyT:
+        """
+        Get one answer.
+
+        Args:
+            path: For example ``/api/v1/nodes``.
+            reply_type: A struct with the fields that are used; all others are skipped unread.
+            params: The query.
+            timeout_seconds: For the whole answer, connecting included.
+
+        Raises:
+            KubernetesUnreachableError: No connection, or no whole answer in time.
+            KubernetesStatusError: Another status than 200.
+            KubernetesReplyError: A body that is not a *reply_type*.
+            KubernetesConfigError: Credentials that were refused, and could not be read again.
+        """
+        with _translated_errors(path, timeout_seconds):
+            async with asyncio.timeout(timeout_seconds), await self._send(path, params) as response:
+                # From the stream: what `response.read()` returns stays with the response, which kubernetes-asyncio keeps.
+                body = await response.content.read()
+        return _decode(body, reply_type, path)
+
+    async def list_objects(
+        self, path: str, object_type: type[ReplyT], *, params: Mapping[str, str] = NO_PARAMS, timeout_seconds: float
+    ) -> ObjectList[ReplyT]:
+        """Get a whole list, in pages; the arguments and errors are those of :meth:`get`, the timeout is for each page."""
+        page_type = ObjectList[object_type]  # type: ignore[valid-type]  # a type that is only known at run time
+        query = {**params, "limit": str(PAGE_SIZE)}
+        items: list[ReplyT] = []
+        while True:
+            try:
+                page = await self.get(path, page_type, params=query, timeout_seconds=timeout_seconds)
+            except KubernetesStatusError as error:
+                if error.status != HTTPStatus.GONE or "continue" not in query:
+                    raise
+                # The first page is older than what the server remembers: ask for everything at once, as client-go does.
+                query = dict(params)
+                items.clear()
+                continue
+            items += page.items or ()
+            if not page.metadata.continue_token:
+                return ObjectList(page.metadata, items)
+            query["continue"] = page.metadata.continue_token
+
+    @contextlib.asynccontextmanager
+    async def watch(
+        self, path: str, object_type: type[ReplyT], *, params: Mapping[str, str], timeout_seconds: float, silence_seconds: float
+    ) -> AsyncIterator[AsyncIterator[WatchEvent[ReplyT]]]:
+        """
+        Open a watch and hand out its events; entering means that the server accepted it.
+
+        Args:
+            path: Of the list, for example ``/api/v1/nodes``.
+            object_type: A struct with the fields that are used.
+            params: The query; ``watch`` is added.
+            timeout_seconds: For the server to accept.
+            silence_seconds: How long it may say nothing after that.
+
+        Raises:
+            KubernetesUnreachableError: As for :meth:`get`, also when a watch breaks off or stays silent; its regular end ends the events.
+            KubernetesStatusError: As for :meth:`get`, also for an event of the type ``ERROR``; ``status`` is then its code.
+            KubernetesReplyError: For an event that cannot be read.
+            KubernetesConfigError: As for :meth:`get`.
+        """
+        with _translated_errors(path, timeout_seconds):
+            async with asyncio.timeout(timeout_seconds):
+                response = await self._send(path, {**params, "watch": "1"})
+        async with response, contextlib.aclosing(_read_events(response.content, object_type, path, silence_seconds)) as events:
+            yield events
+
+    async def _send(self, path: str, params: Mapping[str, str]) -> aiohttp.ClientResponse:
+        """Send a request and answer the open response, whose status is 200; the caller sets the time limit and translates errors."""
+        import aiohttp
+
+        may_renew = True
+        while True:
+            session = self._session
+            if session is None:
+                raise KubernetesConfigError(f"GET {path}: the client is not open; use it within `async with KubeClient() as client:`")
+            try:
+                response: aiohttp.ClientResponse = await session.api.call_api(
+                    path,
+                    "GET",
+                    query_params=list(params.items()),
+                    header_params={"Accept": "application/json"},
+                    auth_settings=["BearerToken"],
+                    _preload_content=False,
+                )
+            except aiohttp.ClientSSLError:
+                if may_renew and await self._renew(session):
+                    may_renew = False
+                    continue
+                raise
+            except Exception as error:
+                # aiohttp fails anyhow, even by an assertion, when its session is closed under a request.
+                if session.api.rest_client.pool_manager.closed:
+                    raise KubernetesUnreachableError(f"GET {path}: the client was closed before the answer") from error
+                raise
+            if response.status == HTTPStatus.OK:
+                return response
+            async with response:
+                reason = _read_reason(await response.content.read())
+            if response.status == HTTPStatus.UNAUTHORIZED and may_renew and await self._renew(session):
+                may_renew = False
+                continue
+            message = f"GET {path}: {response.status} from {session.api.configuration.host}: {reason}"
+            raise KubernetesStatusError(message, status=response.status, reason=reason)
+
+    async def _renew(self, refused: Session) -> bool:
+        """Read the credentials again; answer whether there are now others than those that were refused."""
+        async with self._renewal:
+            if self._session is not refused or self._place is None:
+                return True
+            renewed = await open_session(self._place)
+            if renewed.credentials == refused.credentials:
+                await renewed.api.close()
+                return False
+            # Other requests may still be under way on the old session: it is closed one rotation later.
+            if self._retired is not None:
+                await self._retired.api.close()
+            self._retired, self._session = refused, renewed
+            return True
+
+
+@contextlib.contextmanager
+def _translated_errors(path: str, timeout_seconds: float) -> Iterator[None]:
+    import aiohttp
+
+    try:
+        yield
+    except TimeoutError as error:
+        raise KubernetesUnreachableError(f"GET {path}: nothing from the API server for {timeout_seconds:g} s") from error
+    except aiohttp.ClientSSLError as error:
+        remedy = "name its CA as certificate-authority in the kubeconfig"
+        raise KubernetesUnreachableError(f"GET {path}: the API server's certificate is not trusted: {error}; {remedy}") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise KubernetesUnreachableError(f"GET {path}: {str(error) or type(error).__name__}") from error
+    except ValueError as error:
+        # aiohttp refuses header values with control characters; its message does not show the value.
+        raise KubernetesConfigError(f"GET {path}: cannot be sent: {error}; check the token for line breaks") from error
+
+
+async def _read_events(
+    stream: aiohttp.StreamReader, object_type: type[ReplyT], path: str, silence_seconds: float
+) -> AsyncGenerator[WatchEvent[ReplyT], None]:
+    async for text in _read_lines(stream, path, silence_seconds):
+        line = _decode(text, _Line, path)
+        if line.type == "ERROR":
+            status = _decode(line.object, _Status, path)
+            message = f"GET {path}: the watch ended with {status.code}: {status.message}"
+            raise KubernetesStatusError(message, status=status.code, reason=status.message)
+        value = _decode(line.object, object_type, path) if line.type in ("ADDED", "MODIFIED") else None
+        yield WatchEvent(line.type, _decode(line.object, _Reference, path).metadata, value)
+
+
+async def _read_lines(stream: aiohttp.StreamReader, path: str, silence_seconds: float) -> AsyncIterator[bytes]:
+    """Split a stream at line feeds; not by ``readline``, which gives up on a line longer than its buffer."""
+    pieces: list[bytes] = []
+    while True:
+        with _translated_errors(path, silence_seconds):
+            async with asyncio.timeout(silence_seconds):
+                chunk = await stream.readany()
+        if not chunk:
+            return  # what is left in pieces was cut off: the next watch begins before it
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            pieces.append(end)
+            if line := b"".join(pieces):
+                yield line
+            pieces.clear()
+        pieces.append(rest)
+
+
+def _decode(body: bytes | msgspec.Raw, reply_type: type[ReplyT], path: str) -> ReplyT:
+    try:
+        return msgspec.json.decode(body, type=reply_type)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        start = bytes(body)[:_BODY_START_CHARACTERS]
+        raise KubernetesReplyError(f"GET {path}: not what the API documents: {error}; it starts {start!r}; check the address") from error
+
+
+def _read_reason(body: bytes) -> str:
+    """Get the message of a ``Status``, or the start of a body that is not one."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if message := msgspec.json.decode(body, type=_Status).message:
+            return message
+    return body[:_BODY_START_CHARACTERS].decode(errors="replace").strip()
