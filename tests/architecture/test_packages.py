@@ -59,9 +59,10 @@ def python_files() -> list[Path]:
     return sorted(path for package in ("load_watcher", "trimaran_client") for path in (ROOT / package).rglob("*.py"))
 
 
-def test_no_file_is_longer_than_400_lines() -> None:
-    sources = [*python_files(), *(ROOT / "tests").rglob("*.py")]
-    assert {path.name: count for path in sources if (count := len(path.read_text().splitlines())) > 400} == {}
+def test_no_file_is_too_long_to_hold_one_thing() -> None:
+    """400 lines in the packages; a suite of tests for one module may be longer."""
+    limits = [(path, 400) for path in python_files()] + [(path, 550) for path in (ROOT / "tests").rglob("*.py")]
+    assert {path.name: count for path, limit in limits if (count := len(path.read_text().splitlines())) > limit} == {}
 
 
 def schema() -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,17 +24,15 @@ class Outcome:
     problem: str = ""
 
 
-Suite = Callable[[Case], Outcome | None] | Callable[[Case], Coroutine[Any, Any, Outcome | None]]
-
-
 def judge(ours: object, expected: object, *rules: str) -> Outcome:
     """Pass where the two are equal, else say both."""
     return Outcome(rules, "" if ours == expected else f"expected {expected!r}, got {ours!r}")
 
 
-def is_close(ours: float, expected: float, relative: float = 1e-9) -> bool:
-    """Compare within a relative tolerance; equal infinities are close."""
-    return ours == expected or math.isclose(ours, expected, rel_tol=relative, abs_tol=0.0)
+def is_close(ours: float, expected: float | str, relative: float = 1e-9) -> bool:
+    """Compare within a relative tolerance; the vectors write what is not finite as text, and equal ones of those are close."""
+    wanted = float(expected)
+    return ours == wanted or (math.isnan(ours) and math.isnan(wanted)) or math.isclose(ours, wanted, rel_tol=relative, abs_tol=0.0)
 
 
 def is_json(text: str) -> bool:

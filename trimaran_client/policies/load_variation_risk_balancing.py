@@ -1,0 +1,179 @@
+"""
+LoadVariationRiskBalancing: prefer nodes whose load is low and steady, by mean plus deviation of CPU and memory.
+
+Source: KEP 61; scheduler-plugins at 903da7df, ``pkg/trimaran/loadvariationriskbalancing``. The ``upstream`` preset computes as that plugin
+does; each difference of the default preset is a row of ``docs/policies.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from trimaran_client import wire
+from trimaran_client.policies.arguments import DEFAULT_MAX_AGE_SECONDS, Fallback, Preset, common_problems, raise_problems, upstream_number
+from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NodeColumns, Reason, ResourceColumns, Scores, to_score
+from trimaran_client.policies.fallback import score_fallback
+from trimaran_client.policies.measured import Measured, fresh, read_measured
+from trimaran_client.policies.upstream_pods import upstream_requested
+from trimaran_client.resources import CPU, MEMORY, Pod
+from trimaran_client.units import BoolArray, FloatArray, IntArray, round_half_away
+
+_NAME = "LoadVariationRiskBalancing"
+# The Go plugin computes memory in MiB, and the last bit of a score can depend on it.
+_MEBI = 1.0 / 1024.0 / 1024.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadVariationRiskBalancingArgs:
+    """
+    Parameters of the policy.
+
+    Args:
+        margin: By how much a deviation weighs, at least 0.
+        sensitivity: The root taken of a deviation as a part of capacity, at least 0: above 1 small deviations weigh more; 0 leaves only a
+            deviation as large as the node.
+        fallback: How a node without fresh metrics is scored.
+        max_age_seconds: Metrics older than this do not count, above 0.
+        preset: ``default``, or ``upstream`` to compute as the Go plugin does, which takes any margin and sensitivity.
+
+    Raises:
+        PolicyArgumentError: If a value is out of range; the message names each.
+    """
+
+    margin: float = 1.0
+    sensitivity: float = 1.0
+    fallback: Fallback = "allocation"
+    max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS
+    preset: Preset = "default"
+
+    def __post_init__(self) -> None:
+        problems = []
+        for name, value in (("margin", self.margin), ("sensitivity", self.sensitivity)):
+            if not math.isfinite(value) or (self.preset == "default" and value < 0):
+                problems.append(f"{name} is {value!r}; give a finite number of at least 0")
+        problems += common_problems(preset=self.preset, fallback=self.fallback, max_age_seconds=self.max_age_seconds)
+        raise_problems(_NAME, problems)
+
+    @classmethod
+    def from_upstream(cls, args: Mapping[str, object], *, defaulting: bool = True) -> LoadVariationRiskBalancingArgs:
+        """
+        Read the plugin's own arguments for the ``upstream`` preset.
+
+        Args:
+            args: ``safeVarianceMargin`` and ``safeVarianceSensitivity``; an absent one is 1.
+            defaulting: Whether the scheduler's defaulting has a say: it turns a value below 0 into 1.
+
+        Raises:
+            PolicyArgumentError: If one is not a number.
+        """
+        margin, sensitivity = (upstream_number(_NAME, args, name, 1.0) for name in ("safeVarianceMargin", "safeVarianceSensitivity"))
+        if defaulting:
+            margin, sensitivity = (1.0 if value < 0 else value for value in (margin, sensitivity))
+        return cls(margin=margin, sensitivity=sensitivity, preset="upstream")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VariationTerms:
+    """The arithmetic of one resource, in millicores or MiB; columns have the shape (nodes,)."""
+
+    capacity: FloatArray
+    requested: float
+    used: FloatArray
+    deviation: FloatArray
+    mu: FloatArray
+    sigma: FloatArray
+    score: FloatArray
+    is_known: BoolArray
+
+
+class LoadVariationRiskBalancing:
+    """Score nodes by the mean and the deviation of their CPU and memory load; the worse of the two counts."""
+
+    name = _NAME
+
+    def __init__(self, args: LoadVariationRiskBalancingArgs | None = None) -> None:
+        self.args = args if args is not None else LoadVariationRiskBalancingArgs()
+
+    @classmethod
+    def upstream(cls, args: Mapping[str, object] | None = None) -> LoadVariationRiskBalancing:
+        """Make the policy that scores as the Go plugin does; *args* are those of :meth:`LoadVariationRiskBalancingArgs.from_upstream`."""
+        return cls(LoadVariationRiskBalancingArgs.from_upstream(args or {}))
+
+    def compute_terms(self, pod: Pod, nodes: NodeColumns) -> tuple[VariationTerms, VariationTerms]:
+        """Compute the terms of CPU and of memory, in this order."""
+        requested = upstream_requested if self.args.preset == "upstream" else Pod.requested
+        return (
+            self._resource_terms(read_measured(nodes, wire.CPU), nodes, nodes.cpu, float(requested(pod, CPU).milli), 1.0),
+            self._resource_terms(read_measured(nodes, wire.MEMORY), nodes, nodes.memory, float(requested(pod, MEMORY).value), _MEBI),
+        )
+
+    def _resource_terms(
+        self, measured: Measured, nodes: NodeColumns, columns: ResourceColumns, requested: float, unit: float
+    ) -> VariationTerms:
+        is_upstream = self.args.preset == "upstream"
+        offered = np.where(np.isnan(columns.allocatable), 0.0, columns.allocatable) if is_upstream else columns.offered
+        capacity = offered * unit
+        used = measured.average_percent * capacity / 100.0
+        deviation = measured.deviation_percent * capacity / 100.0
+        mu, sigma, score = self._score_risk(used, deviation, requested * unit, capacity)
+        return VariationTerms(
+            capacity=capacity,
+            requested=requested * unit,
+            used=used,
+            deviation=deviation,
+            mu=mu,
+            sigma=sigma,
+            score=score,
+            is_known=measured.is_known if is_upstream else fresh(nodes, measured, self.args.max_age_seconds),
+        )
+
+    def _score_risk(
+        self, used: FloatArray, deviation: FloatArray, requested: float, capacity: FloatArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        with np.errstate(all="ignore"):
+            used, deviation = (np.maximum(np.minimum(each, capacity), 0.0) for each in (used, deviation))
+            mu = np.clip((used + max(requested, 0.0)) / capacity, 0.0, 1.0)
+            sigma = np.clip(deviation / capacity, 0.0, 1.0)
+            if self.args.sensitivity >= 0:
+                root = math.inf if self.args.sensitivity == 0 else 1.0 / self.args.sensitivity
+                sigma = np.power(sigma, root)
+            sigma = np.clip(sigma * self.args.margin, 0.0, 1.0)
+            score = (1.0 - (mu + sigma) / 2.0) * MAX_NODE_SCORE
+        return mu, sigma, np.where(capacity > 0, score, float(MIN_NODE_SCORE))
+
+    def score_nodes(self, pod: Pod, nodes: NodeColumns) -> Scores:
+        """
+        Score every candidate for *pod*.
+
+        Both resources known: the smaller score. One: the larger, where the unknown one counts 0. None: the fallback, or 0 upstream.
+        """
+        cpu, memory = self.compute_terms(pod, nodes)
+        cpu_score, memory_score = (np.where(each.is_known, each.score, 0.0) for each in (cpu, memory))
+        both = cpu.is_known & memory.is_known
+        values = round_half_away(np.where(both, np.minimum(cpu_score, memory_score), np.maximum(cpu_score, memory_score)))
+        is_known = cpu.is_known | memory.is_known
+        if self.args.preset == "upstream":
+            reasons = np.where(is_known, Reason.RISK, Reason.NO_METRICS)
+            return Scores(nodes.names, to_score(np.where(is_known, values, float(MIN_NODE_SCORE))), reasons)
+        capacity_unknown = (cpu.is_known & np.isnan(cpu.capacity)) | (memory.is_known & np.isnan(memory.capacity))
+        fallback_values, fallback_reasons = self._score_fallback(cpu, memory, nodes)
+        values = np.where(is_known, np.where(capacity_unknown, float(MIN_NODE_SCORE), values), fallback_values)
+        reasons = np.where(is_known, np.where(capacity_unknown, Reason.CAPACITY_UNKNOWN, Reason.RISK), fallback_reasons)
+        return Scores(nodes.names, to_score(values), reasons)
+
+    def _score_fallback(self, cpu: VariationTerms, memory: VariationTerms, nodes: NodeColumns) -> tuple[FloatArray, IntArray]:
+        """Take what the pods request for what they use, steadily."""
+        by_resource = [
+            self._score_risk(columns.requested * unit, np.zeros_like(terms.capacity), terms.requested, terms.capacity)[2]
+            for terms, columns, unit in ((cpu, nodes.cpu, 1.0), (memory, nodes.memory, _MEBI))
+        ]
+        return score_fallback(
+            self.args.fallback,
+            round_half_away(np.minimum(*by_resource)),
+            pods_known=~np.isnan(nodes.cpu.requested),
+            capacity_known=~np.isnan(cpu.capacity) & ~np.isnan(memory.capacity),
+        )
