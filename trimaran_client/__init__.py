@@ -30,6 +30,9 @@ from trimaran_client.errors import (
     WatcherUnreachableError,
 )
 from trimaran_client.policies.base import NodeScore, Reason, Scores, ScoringPolicy
+from trimaran_client.policies.load_variation_risk_balancing import LoadVariationRiskBalancing, LoadVariationRiskBalancingArgs
+from trimaran_client.policies.low_risk_over_commitment import LowRiskOverCommitment, LowRiskOverCommitmentArgs
+from trimaran_client.policies.peaks import Peaks, PeaksArgs, PowerModel
 from trimaran_client.policies.target_load_packing import TargetLoadPacking, TargetLoadPackingArgs
 from trimaran_client.resources import Node, Pod, manifest_items
 from trimaran_client.scorer import Scorer
@@ -43,11 +46,18 @@ __all__ = [
     "BlockingWatcherClient",
     "KubernetesError",
     "LoadSnapshot",
+    "LoadVariationRiskBalancing",
+    "LoadVariationRiskBalancingArgs",
+    "LowRiskOverCommitment",
+    "LowRiskOverCommitmentArgs",
     "ManifestError",
     "Node",
     "NodeScore",
+    "Peaks",
+    "PeaksArgs",
     "Pod",
     "PolicyArgumentError",
+    "PowerModel",
     "Quantity",
     "QuantityError",
     "Reason",

@@ -28,13 +28,18 @@ NO_METRICS: Final = "no_metrics"
 
 
 class Metric(msgspec.Struct, frozen=True, gc=False):
-    """One value of one node: percent of capacity for the types ``CPU`` and ``Memory``; ``rollup`` names the window it covers."""
+    """
+    One value of one node; ``rollup`` names the window it covers.
+
+    ``unit`` is ours, and there where the value is not percent of capacity and its unit is known; the Go client skips it.
+    """
 
     name: str | None = ""
     type: str | None = ""
     operator: str | None = ""
     rollup: str | None = ""
     value: float | None = None
+    unit: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Metadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):

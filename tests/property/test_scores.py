@@ -8,8 +8,23 @@ from hypothesis import strategies as st
 
 from tests.builders import NOW, make_pod, make_snapshot
 from tests.conformance.reference import target_load_packing_score
-from trimaran_client import Pod, Scorer, TargetLoadPacking, TargetLoadPackingArgs
+from trimaran_client import (
+    LoadSnapshot,
+    LoadVariationRiskBalancing,
+    LoadVariationRiskBalancingArgs,
+    LowRiskOverCommitment,
+    LowRiskOverCommitmentArgs,
+    Peaks,
+    PeaksArgs,
+    Pod,
+    PowerModel,
+    Scorer,
+    ScoringPolicy,
+    TargetLoadPacking,
+    TargetLoadPackingArgs,
+)
 from trimaran_client.policies.target_load_packing import score_utilization
+from trimaran_client.wire import Data, Metric, NodeMetrics, ResourceQuantities, WatcherMetrics, WireWindow
 
 anything = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True), st.floats(0, 100))
 loads = st.dictionaries(st.text(min_size=1, max_size=8), anything, min_size=1, max_size=8)
@@ -66,3 +81,41 @@ def test_a_column_equals_its_nodes_one_by_one(predicted: list[float], target: fl
 
 def test_unknown_stays_unknown() -> None:
     assert math.isnan(score_utilization(np.array([math.nan]), 40.0)[0])
+
+
+amounts = st.sampled_from(["0", "1m", "8", "8E", "-1", "1Gi", "9Ei", None])
+metrics = st.lists(
+    st.builds(
+        Metric,
+        type=st.sampled_from(["CPU", "Memory"]),
+        operator=st.sampled_from(["AVG", "STD", "Latest", ""]),
+        value=st.one_of(st.none(), st.floats(), st.floats(0, 100)),
+    ),
+    max_size=6,
+)
+hostile_nodes = st.builds(
+    NodeMetrics,
+    metrics=metrics,
+    capacity=st.builds(ResourceQuantities, cpu=amounts, memory=amounts),
+    allocatable=st.builds(ResourceQuantities, cpu=amounts, memory=amounts),
+)
+models = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.builds(PowerModel, *[st.floats(-1e308, 1e308)] * 3), min_size=1)
+policies = st.one_of(
+    st.builds(
+        LoadVariationRiskBalancing, st.builds(LoadVariationRiskBalancingArgs, margin=st.floats(0, 1e300), sensitivity=st.floats(0, 1e300))
+    ),
+    st.builds(LowRiskOverCommitment, st.builds(LowRiskOverCommitmentArgs, smoothing_window=st.integers(1, 10**9))),
+    st.builds(Peaks, st.builds(PeaksArgs, models=models)),
+    st.builds(TargetLoadPacking, st.builds(TargetLoadPackingArgs, target_percent=targets)),
+)
+
+
+@given(policies, st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), hostile_nodes), st.one_of(st.none(), requests), st.booleans())
+def test_no_policy_ever_raises_warns_or_leaves_the_range(
+    policy: ScoringPolicy, nodes: dict[str, NodeMetrics | None], request: object, pods_known: bool
+) -> None:
+    snapshot = LoadSnapshot.from_metrics(WatcherMetrics(window=WireWindow(end=NOW), data=Data(node_metrics_map=nodes)))
+    pods = [make_pod(cpu_request=request, cpu_limit="1E", node_name=name) for name in nodes] if pods_known else None
+    values = Scorer(policy).score_nodes(make_pod(cpu_request=request, cpu_limit=request), snapshot, now=NOW, pods=pods).values
+    assert values.dtype == np.int64
+    assert ((values >= 0) & (values <= 100)).all()

@@ -103,6 +103,7 @@ class LoadVariationRiskBalancing:
         """Make the policy that scores as the Go plugin does; *args* are those of :meth:`LoadVariationRiskBalancingArgs.from_upstream`."""
         return cls(LoadVariationRiskBalancingArgs.from_upstream(args or {}))
 
+    @np.errstate(all="ignore")
     def compute_terms(self, pod: Pod, nodes: NodeColumns) -> tuple[VariationTerms, VariationTerms]:
         """Compute the terms of CPU and of memory, in this order."""
         requested = upstream_requested if self.args.preset == "upstream" else Pod.requested
@@ -134,17 +135,17 @@ class LoadVariationRiskBalancing:
     def _score_risk(
         self, used: FloatArray, deviation: FloatArray, requested: float, capacity: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        with np.errstate(all="ignore"):
-            used, deviation = (np.maximum(np.minimum(each, capacity), 0.0) for each in (used, deviation))
-            mu = np.clip((used + max(requested, 0.0)) / capacity, 0.0, 1.0)
-            sigma = np.clip(deviation / capacity, 0.0, 1.0)
-            if self.args.sensitivity >= 0:
-                root = math.inf if self.args.sensitivity == 0 else 1.0 / self.args.sensitivity
-                sigma = np.power(sigma, root)
-            sigma = np.clip(sigma * self.args.margin, 0.0, 1.0)
-            score = (1.0 - (mu + sigma) / 2.0) * MAX_NODE_SCORE
+        used, deviation = (np.maximum(np.minimum(each, capacity), 0.0) for each in (used, deviation))
+        mu = np.clip((used + max(requested, 0.0)) / capacity, 0.0, 1.0)
+        sigma = np.clip(deviation / capacity, 0.0, 1.0)
+        if self.args.sensitivity >= 0:
+            root = math.inf if self.args.sensitivity == 0 else 1.0 / self.args.sensitivity
+            sigma = np.power(sigma, root)
+        sigma = np.clip(sigma * self.args.margin, 0.0, 1.0)
+        score = (1.0 - (mu + sigma) / 2.0) * MAX_NODE_SCORE
         return mu, sigma, np.where(capacity > 0, score, float(MIN_NODE_SCORE))
 
+    @np.errstate(all="ignore")
     def score_nodes(self, pod: Pod, nodes: NodeColumns) -> Scores:
         """
         Score every candidate for *pod*.

@@ -125,6 +125,7 @@ class LowRiskOverCommitment:
         """Make the policy that scores as the Go plugin does; *args* are those of :meth:`LowRiskOverCommitmentArgs.from_upstream`."""
         return cls(LowRiskOverCommitmentArgs.from_upstream(args or {}))
 
+    @np.errstate(all="ignore")
     def compute_terms(self, pod: Pod, nodes: NodeColumns) -> tuple[RiskTerms, RiskTerms]:
         """Compute the terms of CPU (millicores) and of memory (bytes), in this order."""
         is_upstream = self.args.preset == "upstream"
@@ -147,8 +148,7 @@ class LowRiskOverCommitment:
         node_limited = columns.limited + pod_limited
         others_requested = np.minimum(columns.requested, capacity)
         threshold, probability = self._allocation_probability(measured, others_requested, columns.limited, capacity)
-        with np.errstate(all="ignore"):
-            overcommitted = (node_limited - capacity) / (node_limited - node_requested)
+        overcommitted = (node_limited - capacity) / (node_limited - node_requested)
         risk_limit = np.where(node_limited > capacity, overcommitted, 0.0)
         risk_load = 1.0 - probability
         return RiskTerms(
@@ -169,27 +169,26 @@ class LowRiskOverCommitment:
         self, measured: Measured, others_requested: FloatArray, others_limited: FloatArray, capacity: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Answer the share of the node that the other pods request, and the probability that its load stays within it."""
-        with np.errstate(all="ignore"):
-            used = np.maximum(np.minimum(measured.average_percent * capacity / 100.0, capacity), 0.0)
-            deviation = np.maximum(np.minimum(measured.deviation_percent * capacity / 100.0, capacity), 0.0)
-            # A node without any of the resource has no load, as upstream has it.
-            mu, sigma = (np.where(capacity > 0, np.clip(each / capacity, 0.0, 1.0), 0.0) for each in (used, deviation))
-            sigma = sigma * math.sqrt(self.args.smoothing_window)
-            sigma = np.minimum(sigma, np.sqrt(mu * (1.0 - mu) * MAX_VARIANCE_ALLOWANCE))
-            threshold = np.clip(others_requested / capacity, 0.0, 1.0)
-            limit_threshold = others_limited / capacity
+        used = np.maximum(np.minimum(measured.average_percent * capacity / 100.0, capacity), 0.0)
+        deviation = np.maximum(np.minimum(measured.deviation_percent * capacity / 100.0, capacity), 0.0)
+        # A node without any of the resource has no load, as upstream has it.
+        mu, sigma = (np.where(capacity > 0, np.clip(each / capacity, 0.0, 1.0), 0.0) for each in (used, deviation))
+        sigma = sigma * math.sqrt(self.args.smoothing_window)
+        sigma = np.minimum(sigma, np.sqrt(mu * (1.0 - mu) * MAX_VARIANCE_ALLOWANCE))
+        threshold = np.clip(others_requested / capacity, 0.0, 1.0)
+        limit_threshold = others_limited / capacity
         alpha, beta = fit_beta(mu, sigma)
         probability = np.nan_to_num(beta_cdf(alpha, beta, threshold))
         conditional = (others_limited < capacity) & (others_requested <= others_limited)
         limit_probability = np.nan_to_num(beta_cdf(alpha, beta, limit_threshold))
-        with np.errstate(all="ignore"):
-            within_limits = np.clip(probability / limit_probability, 0.0, 1.0)
+        within_limits = np.clip(probability / limit_probability, 0.0, 1.0)
         probability = np.where(conditional & (limit_probability > 0), within_limits, probability)
         # The special cases of the fit come before the condition on limits, and a limit of 0 leaves no room for risk.
         certain = np.where((mu == 0) | (mu <= threshold), 1.0, 0.0)
         probability = np.where((mu == 0) | (sigma == 0), certain, probability)
         return threshold, np.where(conditional & (limit_threshold == 0), 1.0, probability)
 
+    @np.errstate(all="ignore")
     def score_nodes(self, pod: Pod, nodes: NodeColumns) -> Scores:
         """
         Score every candidate for *pod*.

@@ -108,6 +108,7 @@ class Peaks:
         """Make the policy that scores as the Go plugin does; *args* are those of :meth:`PeaksArgs.from_upstream`."""
         return cls(PeaksArgs.from_upstream(args))
 
+    @np.errstate(all="ignore")
     def compute_terms(self, pod: Pod, nodes: NodeColumns) -> PowerTerms:
         """
         Compute what the pod would add to the power of each node.
@@ -124,10 +125,9 @@ class Peaks:
         models = [self.args.models.get(name) for name in nodes.names]
         has_model = np.array([model is not None for model in models], dtype=np.bool_)
         k1, k2 = (np.array([math.nan if model is None else getattr(model, key) for model in models]) for key in ("k1", "k2"))
-        with np.errstate(all="ignore"):
-            used = measured / 100.0 * capacity
-            predicted = np.where(capacity > 0, 100.0 * (used + float(pod_millicores)) / capacity, 0.0 if is_upstream else math.nan)
-            cost = k1 * (np.exp(k2 * predicted) - np.exp(k2 * measured))
+        used = measured / 100.0 * capacity
+        predicted = np.where(capacity > 0, 100.0 * (used + float(pod_millicores)) / capacity, 0.0 if is_upstream else math.nan)
+        cost = k1 * (np.exp(k2 * predicted) - np.exp(k2 * measured))
         return PowerTerms(
             pod_millicores=pod_millicores,
             measured_percent=measured,
@@ -137,12 +137,13 @@ class Peaks:
             has_model=has_model,
         )
 
+    @np.errstate(all="ignore")
     def raw_scores(self, terms: PowerTerms) -> FloatArray:
         """Answer the plugin's raw scores, shape (nodes,): the cost in 1e-15 W, cut to whole numbers; 0 where it has none."""
         counts = terms.is_measured & terms.has_model & ~(terms.predicted_percent > 100.0)
-        with np.errstate(all="ignore"):
-            return np.where(counts, np.trunc(terms.cost_watts * _RAW_PER_WATT), 0.0)
+        return np.where(counts, np.trunc(terms.cost_watts * _RAW_PER_WATT), 0.0)
 
+    @np.errstate(all="ignore")
     def score_nodes(self, pod: Pod, nodes: NodeColumns) -> Scores:
         """
         Score every candidate for *pod*: 100 for the least added power, 0 for the most.
@@ -184,6 +185,7 @@ def normalize_upstream(raw: FloatArray) -> FloatArray:
     return MAX_NODE_SCORE - np.trunc(MAX_NODE_SCORE * (raw - low) / (high - low))
 
 
+@np.errstate(all="ignore")
 def normalize(costs: FloatArray) -> FloatArray:
     """Bring costs to 0 to 100, the least gets 100; NaN stays, and is no candidate for least or most."""
     known = np.isfinite(costs)

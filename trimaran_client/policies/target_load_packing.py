@@ -156,6 +156,7 @@ class TargetLoadPacking:
             millicores = self.args.default_request_millicores
         return Quantity.from_milli(millicores)
 
+    @np.errstate(all="ignore")
     def compute_terms(self, pod: Pod, nodes: NodeColumns) -> UtilizationTerms:
         """
         Compute the predicted utilization of each node with the pod on it.
@@ -172,9 +173,8 @@ class TargetLoadPacking:
         else:
             is_measured = np.isfinite(measured) & (measured >= 0) & (nodes.age_seconds <= self.args.max_age_seconds)
             capacity = np.where(capacity > 0, capacity, math.nan)
-        with np.errstate(all="ignore"):
-            used = measured / 100.0 * capacity
-            predicted = 100.0 * (used + float(pod_millicores) + unreported) / capacity
+        used = measured / 100.0 * capacity
+        predicted = 100.0 * (used + float(pod_millicores) + unreported) / capacity
         if self.args.preset == "upstream":
             predicted = np.where(capacity == 0, 0.0, predicted)
         return UtilizationTerms(
@@ -186,6 +186,7 @@ class TargetLoadPacking:
             is_measured=is_measured,
         )
 
+    @np.errstate(all="ignore")
     def score_nodes(self, pod: Pod, nodes: NodeColumns) -> Scores:
         """
         Score every candidate for *pod*.
@@ -202,8 +203,7 @@ class TargetLoadPacking:
             reasons = np.where(terms.is_measured, reasons, Reason.NO_METRICS)
             return Scores(nodes.names, to_score(values), reasons)
         offered = nodes.cpu.offered
-        with np.errstate(all="ignore"):
-            allocated_percent = 100.0 * (nodes.cpu.requested + float(pod.requested(CPU).milli)) / offered
+        allocated_percent = 100.0 * (nodes.cpu.requested + float(pod.requested(CPU).milli)) / offered
         fallback_values, fallback_reasons = score_fallback(
             self.args.fallback,
             score_utilization(allocated_percent, target),
@@ -225,6 +225,7 @@ class TargetLoadPacking:
         return column
 
 
+@np.errstate(all="ignore")
 def score_utilization(predicted_percent: FloatArray, target_percent: float) -> FloatArray:
     """
     Score nodes by their utilization after placement, packing up to the target.
@@ -244,10 +245,9 @@ def score_utilization(predicted_percent: FloatArray, target_percent: float) -> F
     >>> score_utilization(np.array([30.0, 3.0]), 40.0)  # 3 % gives 44.5; halves go away from zero, as in Go
     array([85., 45.])
     """
-    with np.errstate(all="ignore"):
-        spreading = target_percent * (100.0 - predicted_percent) / (100.0 - target_percent)
-        packing = (100.0 - target_percent) * predicted_percent / target_percent + target_percent
-        score = round_half_away(np.where(predicted_percent > target_percent, spreading, packing))
+    spreading = target_percent * (100.0 - predicted_percent) / (100.0 - target_percent)
+    packing = (100.0 - target_percent) * predicted_percent / target_percent + target_percent
+    score = round_half_away(np.where(predicted_percent > target_percent, spreading, packing))
     return np.where(predicted_percent > 100.0, 0.0, score)
 
 
