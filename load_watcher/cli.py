@@ -10,6 +10,8 @@ import signal
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Final
 
 import prometheus_client
@@ -18,9 +20,13 @@ import structlog
 from aiohttp import web
 
 import load_watcher
-from load_watcher.clock import SystemClock
+from load_watcher.clock import Clock, SystemClock
 from load_watcher.errors import LoadWatcherError, SettingsError
+from load_watcher.export import FORMATS, export_history
+from load_watcher.history.memory import Memory
+from load_watcher.history.store import Retention
 from load_watcher.providers.registry import choose_provider, create_provider, list_provider_names
+from load_watcher.samples import Window
 from load_watcher.server.app import create_app
 from load_watcher.settings import BindAddress, Settings, list_variables, load_settings
 from load_watcher.telemetry import Telemetry
@@ -38,7 +44,9 @@ _log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; answers 0 after a clean stop, 1 if it could not serve, 2 for settings that cannot be used."""
-    _make_parser().parse_args(argv)
+    arguments = _make_parser().parse_args(argv)
+    if arguments.command == "export":
+        return _export(arguments)
     try:
         settings, warnings = load_settings(list_provider_names())
     except SettingsError as error:
@@ -60,6 +68,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _export(arguments: argparse.Namespace) -> int:
+    """Write a range of history to a file or to standard output."""
+    now = SystemClock().time()
+    start_at = 0.0 if arguments.last is None else now - arguments.last.duration_seconds
+    with ExitStack() as stack:
+        try:
+            target = sys.stdout.buffer if arguments.output == "-" else stack.enter_context(Path(arguments.output).open("wb"))
+            count = asyncio.run(
+                export_history(arguments.history, start_at=start_at, end_at=None, file_format=arguments.format, target=target)
+            )
+        except (LoadWatcherError, OSError) as error:
+            print(f"load-watcher export: {error}", file=sys.stderr)
+            return 1
+    print(f"{count} refreshes written", file=sys.stderr)
+    return 0
+
+
 class _ListenError(Exception):
     """The address cannot be listened on."""
 
@@ -78,7 +103,8 @@ async def _serve(settings: Settings) -> None:
         expired_seconds=settings.expired_seconds,
     )
     telemetry = Telemetry(clock, version=load_watcher.__version__)
-    watcher = Watcher(create_provider(choice.name, settings), timing=timing, clock=clock, telemetry=telemetry)
+    provider = create_provider(choice.name, settings)
+    watcher = Watcher(provider, memory=_make_memory(settings, provider.name, clock), timing=timing, clock=clock, telemetry=telemetry)
     runner = web.AppRunner(create_app(watcher), access_log=None, keepalive_timeout=_KEEP_ALIVE_SECONDS, shutdown_timeout=_SHUTDOWN_SECONDS)
     try:
         await runner.setup()
@@ -90,6 +116,18 @@ async def _serve(settings: Settings) -> None:
         _log.info("stopping", reason="signal")
     finally:
         await runner.cleanup()
+
+
+def _make_memory(settings: Settings, source: str, clock: Clock) -> Memory | None:
+    if settings.history == "off":
+        return None
+    path = None if settings.history == "memory" else Path(settings.history).expanduser()
+    retention = Retention(
+        sample_seconds=settings.history_hours * 3600,
+        average_seconds=settings.history_days * 86400,
+        max_bytes=int(settings.history_megabytes * 2**20),
+    )
+    return Memory(source=source, clock=clock, step_seconds=settings.refresh_seconds, path=path, retention=retention)
 
 
 async def _listen(runner: web.AppRunner, bind: BindAddress) -> None:
@@ -116,10 +154,17 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="load-watcher",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Serve the utilization of the nodes of a cluster at GET /watcher. It takes no arguments; settings are variables.",
+        description="Serve the utilization of the nodes of a cluster at GET /watcher. Without a command it serves; settings are variables.",
         epilog=_make_epilog(),
     )
     parser.add_argument("--version", action="version", version=f"load-watcher {load_watcher.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    commands.add_parser("serve", help="serve; the same as no command")
+    export = commands.add_parser("export", help="write a range of history, for the provider Recorded or for other tools")
+    export.add_argument("history", type=Path, help="the file that LOAD_WATCHER_HISTORY names; a running service may go on with it")
+    export.add_argument("--last", type=Window.parse, metavar="SPAN", help="only the last 30m, 6h, 7d, …; everything if not given")
+    export.add_argument("--format", choices=FORMATS, default="jsonl", help="jsonl is what Recorded replays  [%(default)s]")
+    export.add_argument("--output", default="-", metavar="FILE", help="where to write; - is standard output  [%(default)s]")
     return parser
 
 
@@ -136,12 +181,17 @@ def _make_epilog() -> str:
         "endpoints:",
         "  GET /watcher             metrics of all nodes; ?host=NODE for one",
         "  GET /watcher/health      200 if the provider could answer now",
+        "                           ?window=30m and ?statistic=P90,MAX for other windows and statistics",
+        "  GET /api/v1/nodes        every node with its state; /api/v1/nodes/NODE/history its past",
+        "  GET /api/v1/status       how the service does",
         "  GET /livez  GET /readyz  the process makes progress; the snapshot is fresh enough",
         "  GET /metrics             the service's own metrics, for Prometheus",
         "",
         "examples:",
         "  load-watcher",
         "  METRICS_PROVIDER_NAME=KubernetesMetricsServer KUBE_CONFIG=~/.kube/config load-watcher",
+        "  LOAD_WATCHER_HISTORY=/var/lib/load-watcher/history.db load-watcher",
+        "  load-watcher export /var/lib/load-watcher/history.db --last 1d --output day.jsonl",
         "  METRICS_PROVIDER_NAME=Recorded METRICS_PROVIDER_ADDRESS=day.jsonl LOAD_WATCHER_BIND=:2020 load-watcher",
     ]
     return "\n".join(lines)

@@ -8,7 +8,7 @@ measured before look new. Pure: the time is an argument.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,16 +18,21 @@ from load_watcher.samples import NodeInfo, SampleBatch, Window
 from trimaran_client.units import BoolArray, FloatArray, IntArray, freeze
 from trimaran_client.wire import LATEST
 
+# How long a node stays known, as expired, that its source no longer names and of which nobody says that it is gone: two and a half hours
+# by default, long enough to be seen by whoever looks for it.
+FORGOTTEN_AFTER_EXPIRIES: Final = 10
+
 _ABSENT: Final = -1
 
 
 class ColumnKey(NamedTuple):
-    """What a column holds; ``window`` is ``None`` for the newest values."""
+    """What a column holds; ``window`` is ``None`` for the newest values, ``unit`` as in :class:`SampleBatch`."""
 
     metric_type: str
     operator: str
     window: Window | None
     name: str
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,13 +57,18 @@ class Column:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LastGood:
-    """The values that are served: for each node and column the newest good one that has not expired."""
+    """
+    The values that are served: for each node and column the newest good one that has not expired.
+
+    ``seen_at`` is when each node was last measured at all, Unix seconds, also where that has expired by now; NaN = never.
+    """
 
     source: str
     nodes: tuple[str, ...]
     columns: Mapping[ColumnKey, Column]
     infos: tuple[NodeInfo | None, ...]
     members_known: bool
+    seen_at: FloatArray
 
 
 def merge(previous: LastGood | None, report: QualityReport, *, now: float, expired_seconds: float) -> LastGood:
@@ -66,8 +76,8 @@ def merge(previous: LastGood | None, report: QualityReport, *, now: float, expir
     Put a new batch over the last good values.
 
     A value of the batch replaces the held one unless it was measured earlier. A node whose value is absent or rejected keeps the held one
-    until that expires. A node that the batch lacks is gone at once if the batch knows the members of the cluster, else it stays until its
-    values expire.
+    until that expires. A node that the batch lacks is gone at once if the batch knows the members of the cluster, else it stays, without
+    values once they have expired, for ten times as long.
 
     Args:
         previous: What was served so far; ``None`` at first.
@@ -76,7 +86,7 @@ def merge(previous: LastGood | None, report: QualityReport, *, now: float, expir
         expired_seconds: The age from which a value no longer counts.
     """
     batch = report.batch
-    held = previous or LastGood(batch.source, (), {}, (), batch.members_known)
+    held = previous or LastGood(batch.source, (), {}, (), batch.members_known, np.empty(0))
     nodes = batch.nodes
     if not batch.members_known:
         listed = set(nodes)
@@ -91,8 +101,12 @@ def merge(previous: LastGood | None, report: QualityReport, *, now: float, expir
         _pick(batch.infos, new_row) or _pick(held.infos, held_row)
         for new_row, held_row in zip(new_rows.tolist(), held_rows.tolist(), strict=True)
     )
-    merged = LastGood(batch.source, nodes, columns, infos, batch.members_known)
-    return _drop_unlisted(merged, len(batch.nodes))
+    seen_at = _take_seen(held.seen_at, held_rows)
+    for column in incoming.values():
+        values, sampled_at = _take(column, new_rows)
+        seen_at = np.fmax(seen_at, np.where(np.isnan(values), np.nan, sampled_at))
+    merged = LastGood(batch.source, nodes, columns, infos, batch.members_known, seen_at)
+    return _drop_unlisted(merged, len(batch.nodes), now - FORGOTTEN_AFTER_EXPIRIES * expired_seconds)
 
 
 def carry_over(previous: LastGood, *, now: float, expired_seconds: float) -> LastGood:
@@ -101,13 +115,15 @@ def carry_over(previous: LastGood, *, now: float, expired_seconds: float) -> Las
     for key, column in previous.columns.items():
         values, sampled_at = _expire(column.values, column.sampled_at, now, expired_seconds)
         columns[key] = Column(values, sampled_at, np.zeros(len(previous.nodes), dtype=np.bool_))
-    held = LastGood(previous.source, previous.nodes, columns, previous.infos, previous.members_known)
-    return _drop_unlisted(held, 0)
+    held = replace(previous, columns=columns)
+    return _drop_unlisted(held, 0, now - FORGOTTEN_AFTER_EXPIRIES * expired_seconds)
 
 
 def _columns_of(batch: SampleBatch) -> dict[ColumnKey, Column]:
-    keyed = {ColumnKey(metric_type, LATEST, None, ""): values for metric_type, values in batch.latest.items()}
-    keyed |= {ColumnKey(item.metric_type, item.operator, item.window, item.name): item.values for item in batch.aggregates}
+    keyed = {
+        ColumnKey(metric_type, LATEST, None, "", batch.units.get(metric_type, "")): values for metric_type, values in batch.latest.items()
+    }
+    keyed |= {ColumnKey(item.metric_type, item.operator, item.window, item.name, item.unit): item.values for item in batch.aggregates}
     everywhere = np.ones(len(batch.nodes), dtype=np.bool_)
     return {key: Column(values, batch.sampled_at, everywhere) for key, values in keyed.items()}
 
@@ -131,6 +147,10 @@ def _take(column: Column | None, rows: IntArray) -> tuple[FloatArray, FloatArray
     return np.where(found, column.values[rows], np.nan), np.where(found, column.sampled_at[rows], np.nan)
 
 
+def _take_seen(seen_at: FloatArray, rows: IntArray) -> FloatArray:
+    return np.where(rows != _ABSENT, seen_at[rows], np.nan) if seen_at.size else np.full(len(rows), np.nan)
+
+
 def _merge_column(new: tuple[FloatArray, FloatArray], held: tuple[FloatArray, FloatArray], now: float, expired_seconds: float) -> Column:
     (new_values, new_at), (held_values, held_at) = new, held
     # A held time in the future means that our own clock was set back: then the new sample counts, whatever its time.
@@ -145,16 +165,14 @@ def _expire(values: FloatArray, sampled_at: FloatArray, now: float, expired_seco
     return np.where(is_good, values, np.nan), np.where(is_good, sampled_at, np.nan)
 
 
-def _drop_unlisted(good: LastGood, listed: int) -> LastGood:
-    """Drop columns without a value, and the nodes that nothing vouches for any more: beyond the first *listed*, without a value."""
+def _drop_unlisted(good: LastGood, listed: int, forgotten_at: float) -> LastGood:
+    """Drop columns without a value, and nodes that nothing vouches for any more: beyond the first *listed*, not measured since *forgotten_at*."""
     columns = {key: column for key, column in good.columns.items() if not np.isnan(column.values).all()}
     keep = np.ones(len(good.nodes), dtype=np.bool_)
     if not good.members_known:
-        keep[listed:] = False
-        for column in columns.values():
-            keep |= ~np.isnan(column.values)
+        keep[listed:] = good.seen_at[listed:] >= forgotten_at
     if keep.all():
-        return LastGood(good.source, good.nodes, columns, good.infos, good.members_known)
+        return replace(good, columns=columns)
     rows = np.flatnonzero(keep)
     return LastGood(
         good.source,
@@ -162,4 +180,5 @@ def _drop_unlisted(good: LastGood, listed: int) -> LastGood:
         {key: Column(column.values[rows], column.sampled_at[rows], column.is_new[rows]) for key, column in columns.items()},
         tuple(good.infos[row] for row in rows.tolist()),
         good.members_known,
+        good.seen_at[rows],
     )

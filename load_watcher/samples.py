@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from trimaran_client.units import FloatArray, freeze
 from trimaran_client.wire import ResourceQuantities
+
+# What `unit` says of a value in percent of capacity; where nothing is said, CPU and Memory are that and other types are not known.
+PERCENT = "percent"
 
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 _SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -65,13 +68,19 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Aggregate:
-    """A column that the source itself computed over a window: percent of capacity, shape (nodes,), NaN = absent."""
+    """
+    A column that the source itself computed over a window, shape (nodes,), NaN = absent.
+
+    ``window`` is ``None`` for newest values that stand beside those of ``latest``: another metric of the same type. ``unit`` as
+    in :class:`SampleBatch`.
+    """
 
     name: str
     metric_type: str
     operator: str
-    window: Window
+    window: Window | None
     values: FloatArray
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +102,12 @@ class SampleBatch:
         source: The provider's name, as ``source`` of the reply.
         nodes: Every node the source knows of, also those without a sample; no name twice.
         sampled_at: When the samples were measured, Unix seconds, shape (nodes,); NaN where a node has none.
-        latest: Metric type → the newest values, percent of capacity, shape (nodes,); NaN = absent.
+        latest: Metric type → the newest values, shape (nodes,); NaN = absent.
         aggregates: What the source averaged itself.
         infos: Capacity and allocatable of each node; ``None`` where unknown.
         rejections: Samples that the provider itself could not use.
         members_known: Whether ``nodes`` is the cluster's own list: then a node that it lacks is gone.
+        units: Metric type → unit of its newest values; without one, CPU and Memory are percent of capacity.
     """
 
     source: str
@@ -108,6 +118,7 @@ class SampleBatch:
     infos: tuple[NodeInfo | None, ...] = ()
     rejections: tuple[Rejection, ...] = ()
     members_known: bool = True
+    units: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = (len(self.nodes),)

@@ -24,7 +24,7 @@ _PREFIXES: Final = ("LOAD_WATCHER_", "METRICS_PROVIDER_")
 # What Kubernetes puts into every pod for a Service (documentation, "Service", environment variables), after the name of the Service.
 _SERVICE_VARIABLE: Final = re.compile(r"SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")
 _SERVICE_HOST: Final = "SERVICE_HOST"
-_SECRET: Final = frozenset({"METRICS_PROVIDER_TOKEN"})
+_SECRET: Final = frozenset({"METRICS_PROVIDER_TOKEN", "METRICS_PROVIDER_PASSWORD"})
 # User and password in an address.
 _CREDENTIALS: Final = re.compile(r"//[^/\s]*@")
 _RECORDED: Final = "Recorded"
@@ -82,11 +82,23 @@ def _check_file(path: Path) -> Path:
     return path.expanduser()
 
 
+def _split(text: object) -> object:
+    return tuple(word for word in re.split(r"[\s,]+", text) if word) if isinstance(text, str) else text
+
+
+ExistingFile = Annotated[Path, AfterValidator(_check_file)]
+_FILE_REMEDY: Final = "give the path of a file that this user can read"
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def _variable(name: str, default: object, description: str, remedy: str = "") -> Any:  # noqa: ANN401 - as pydantic's own Field
     return Field(default, validation_alias=name, description=description, json_schema_extra={"remedy": remedy})
+
+
+def _check_history(text: str) -> str:
+    if text not in ("off", "memory") and "/" not in text:
+        raise ValueError("it is neither off nor memory, and a path has a / in it")
+    return text
 
 
 class Settings(BaseSettings):
@@ -103,7 +115,48 @@ class Settings(BaseSettings):
         "METRICS_PROVIDER_ADDRESS", None, "address of the source; for Recorded the path of the file", "set it to the path of a recording"
     )
     provider_token: SecretStr | None = _variable("METRICS_PROVIDER_TOKEN", None, "token that the source asks for")
-    kubeconfig: Annotated[Path, AfterValidator(_check_file)] | None = _variable(
+    provider_token_file: ExistingFile | None = _variable(
+        "METRICS_PROVIDER_TOKEN_FILE", None, "file with that token, read anew for each refresh", _FILE_REMEDY
+    )
+    provider_username: str = _variable("METRICS_PROVIDER_USERNAME", "", "user for basic authentication, where there is no token")
+    provider_password: SecretStr | None = _variable("METRICS_PROVIDER_PASSWORD", None, "password of that user")
+    provider_password_file: ExistingFile | None = _variable(
+        "METRICS_PROVIDER_PASSWORD_FILE", None, "file with that password, read anew for each refresh", _FILE_REMEDY
+    )
+    provider_ca_file: ExistingFile | None = _variable(
+        "METRICS_PROVIDER_CA_FILE", None, "PEM file with the only CAs to trust; not set: those of the system", _FILE_REMEDY
+    )
+    provider_cert_file: ExistingFile | None = _variable(
+        "METRICS_PROVIDER_CERT_FILE", None, "PEM file with our own certificate, for a source that asks for one", _FILE_REMEDY
+    )
+    provider_key_file: ExistingFile | None = _variable(
+        "METRICS_PROVIDER_KEY_FILE", None, "PEM file with its key; not set: in the same file", _FILE_REMEDY
+    )
+    provider_server_name: str = _variable(
+        "METRICS_PROVIDER_SERVER_NAME", "", "name that the certificate of the source must have; not set: the host of the address"
+    )
+    openshift_auth: bool = _variable(
+        "ENABLE_OPENSHIFT_AUTH",
+        False,  # noqa: FBT003 - a default
+        "true: where none are set, use the CA and the token of the pod's service account",
+        "use true or false",
+    )
+    host_labels: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = _variable(
+        "LOAD_WATCHER_HOST_LABEL", (), "labels of a series that name its node, separated by commas, the best first"
+    )
+    host_suffix: str = _variable(
+        "LOAD_WATCHER_HOST_SUFFIX", "", "what Prometheus appends to the names of the nodes, for example .example.org"
+    )
+    catalogue: ExistingFile | None = _variable(
+        "LOAD_WATCHER_CATALOGUE", None, "YAML file with expressions for Prometheus, over the built-in ones", _FILE_REMEDY
+    )
+    go_scaling: bool = _variable(
+        "LOAD_WATCHER_GO_SCALING",
+        False,  # noqa: FBT003 - a default
+        "true: multiply every value of Prometheus by 100 whatever its unit, as the Go load-watcher does",
+        "use true or false",
+    )
+    kubeconfig: ExistingFile | None = _variable(
         "KUBE_CONFIG",
         None,
         "kubeconfig file; not set: in-cluster files, then KUBECONFIG, then ~/.kube/config",
@@ -144,6 +197,24 @@ class Settings(BaseSettings):
         300.0,
         "age in seconds from which a node is marked stale, and the service is not ready",
         "give more seconds than LOAD_WATCHER_REFRESH_SECONDS",
+    )
+    history: Annotated[str, AfterValidator(_check_history)] = _variable(
+        "LOAD_WATCHER_HISTORY",
+        "memory",
+        "off, memory (an hour of samples), or the path of a file that also survives a restart; a path has a / in it",
+        "use off, memory, or a path such as ./history.db",
+    )
+    history_hours: Annotated[float, Field(gt=0, le=24 * 366, allow_inf_nan=False)] = _variable(
+        "LOAD_WATCHER_HISTORY_HOURS", 24.0, "hours for which the file keeps every sample", "give a number of hours above 0, a year at most"
+    )
+    history_days: Annotated[float, Field(gt=0, le=3660, allow_inf_nan=False)] = _variable(
+        "LOAD_WATCHER_HISTORY_DAYS",
+        30.0,
+        "days for which the file keeps 5-minute averages",
+        "give a number of days above 0, ten years at most",
+    )
+    history_megabytes: Annotated[float, Field(ge=16, allow_inf_nan=False)] = _variable(
+        "LOAD_WATCHER_HISTORY_MEGABYTES", 1024.0, "size from which the oldest of the file goes first", "give at least 16 megabytes"
     )
     expired_seconds: Seconds = _variable(
         "LOAD_WATCHER_EXPIRED_SECONDS",
@@ -203,7 +274,9 @@ def list_variables() -> tuple[Variable, ...]:
     for field in Settings.model_fields.values():
         extra = field.json_schema_extra
         remedy = str(extra.get("remedy", "")) if isinstance(extra, dict) else ""
-        default = "" if field.default is None else f"{field.default:g}" if isinstance(field.default, float) else str(field.default).lower()
+        default = (
+            "" if field.default in (None, ()) else f"{field.default:g}" if isinstance(field.default, float) else str(field.default).lower()
+        )
         variables.append(Variable(str(field.validation_alias), default, str(field.description), remedy))
     return tuple(variables)
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from load_watcher.last_good import ColumnKey, LastGood
-from load_watcher.samples import Window
+from load_watcher.history.aggregate import WindowAggregate
+from load_watcher.last_good import LastGood
+from load_watcher.samples import PERCENT, Window
 from trimaran_client.units import FloatArray
 from trimaran_client.wire import (
     AVERAGE,
@@ -36,12 +39,16 @@ from trimaran_client.wire import (
     Metadata,
     Metric,
     NodeMetrics,
+    ResourceQuantities,
     WatcherMetrics,
     WireWindow,
     encode_json,
 )
 
-STATUSES: Final = (OK, LATE, STALE, NO_METRICS)
+# Of nodes that are left out of the reply.
+EXPIRED: Final = "expired"
+QUARANTINED: Final = "quarantined"
+STATUSES: Final = (OK, LATE, STALE, NO_METRICS, EXPIRED, QUARANTINED)
 
 # Finer digits than 1e-9 % mean nothing, and residues such as 1e-20 make the Go client refuse the whole reply.
 DECIMAL_PLACES: Final = 9
@@ -56,7 +63,57 @@ _METADATA: Final = Metadata()
 _END: Final = b"}}}"
 
 
-def build_metrics(good: LastGood, *, now: float, stale_seconds: float, window: Window) -> WatcherMetrics:
+class Withheld(NamedTuple):
+    """Why a node that is known is left out of the reply: ``expired`` or ``quarantined``, and a sentence that says more."""
+
+    status: str
+    reason: str
+
+
+def find_withheld(good: LastGood, *, now: float, expired_seconds: float, quarantined: Mapping[str, str]) -> dict[str, Withheld]:
+    """
+    Find the nodes that are known but not to be served, by name.
+
+    Args:
+        good: The last good values.
+        now: Unix seconds.
+        expired_seconds: The age from which a value no longer counts.
+        quarantined: Node → why its data is not trusted.
+    """
+    newest = _find_newest(good)
+    expired = np.flatnonzero(np.isnan(newest) & ~np.isnan(good.seen_at))
+    withheld = {
+        good.nodes[row]: Withheld(
+            EXPIRED,
+            f"its newest sample is {now - good.seen_at[row]:.0f} s old, more than the {expired_seconds:g} s allowed; "
+            "see whether its agent still reports",
+        )
+        for row in expired.tolist()
+    }
+    known = set(good.nodes)
+    return withheld | {node: Withheld(QUARANTINED, reason) for node, reason in quarantined.items() if node in known}
+
+
+class _Served(NamedTuple):
+    """A column as it goes on the wire; ``rollups`` has one window for each node, or one for all."""
+
+    metric_type: str
+    operator: str
+    name: str
+    unit: str
+    rollups: str | list[str]
+    values: FloatArray
+
+
+def build_metrics(
+    good: LastGood,
+    *,
+    now: float,
+    stale_seconds: float,
+    window: Window,
+    aggregates: Sequence[WindowAggregate] = (),
+    withheld: Collection[str] = (),
+) -> WatcherMetrics:
     """
     Write the last good values as the wire model.
 
@@ -69,15 +126,19 @@ def build_metrics(good: LastGood, *, now: float, stale_seconds: float, window: W
         now: Unix seconds.
         stale_seconds: The age from which a node is marked.
         window: The window that the provider was asked for.
+        aggregates: What our own history says over windows, one row for each node of *good*; a node that has no value any more has none.
+        withheld: Nodes to leave out.
     """
-    keys = sorted(good.columns, key=_order)
+    columns = [*_served(good), *_served_aggregates(good, aggregates)]
     metrics: list[list[Metric | None]] = [[] for _ in good.nodes]
-    for key in keys:
-        rollup = "" if key.window is None else str(key.window)
+    for column in sorted(columns, key=_order):
+        unit = column.unit if column.unit not in {"", PERCENT} else UNSET
+        rollups = itertools.repeat(column.rollups) if isinstance(column.rollups, str) else column.rollups
         # Adding zero makes a negative zero positive.
-        for row, value in enumerate((np.round(good.columns[key].values, DECIMAL_PLACES) + 0.0).tolist()):
+        values = (np.round(column.values, DECIMAL_PLACES) + 0.0).tolist()
+        for row, (value, rollup) in enumerate(zip(values, rollups, strict=False)):
             if not math.isnan(value):
-                metrics[row].append(Metric(key.name, key.metric_type, key.operator, rollup, value))
+                metrics[row].append(Metric(column.name, column.metric_type, column.operator, rollup, value, unit))
     newest = _find_newest(good)
     statuses = _find_statuses(good, newest, now, stale_seconds)
     nodes: dict[str, NodeMetrics | None] = {
@@ -85,20 +146,46 @@ def build_metrics(good: LastGood, *, now: float, stale_seconds: float, window: W
             metrics[row],
             {},
             _METADATA,
-            capacity=UNSET if info is None else info.capacity,
-            allocatable=UNSET if info is None else info.allocatable,
+            capacity=UNSET if info is None else _known(info.capacity),
+            allocatable=UNSET if info is None else _known(info.allocatable),
             sampled_at=int(sampled_at) if metrics[row] else UNSET,
             status=statuses[row],
         )
         for row, (node, info, sampled_at) in enumerate(zip(good.nodes, good.infos, newest.tolist(), strict=True))
+        if node not in withheld
     }
     return WatcherMetrics(int(now), _make_window(window, newest), good.source, Data(nodes))
 
 
-def _order(key: ColumnKey) -> tuple[int, str, int, str, int, str]:
-    window_seconds = 0 if key.window is None else key.window.duration_seconds
-    type_rank, operator_rank = _TYPE_ORDER.get(key.metric_type, 2), _OPERATOR_ORDER.get(key.operator, 3)
-    return type_rank, key.metric_type, operator_rank, key.operator, window_seconds, key.name
+def _known(quantities: ResourceQuantities) -> ResourceQuantities | UnsetType:
+    return UNSET if quantities.cpu is None and quantities.memory is None else quantities
+
+
+def _served(good: LastGood) -> Iterator[_Served]:
+    for key, column in good.columns.items():
+        yield _Served(key.metric_type, key.operator, key.name, key.unit, "" if key.window is None else str(key.window), column.values)
+
+
+def _served_aggregates(good: LastGood, aggregates: Sequence[WindowAggregate]) -> Iterator[_Served]:
+    units = {key.metric_type: key.unit for key in good.columns if key.window is None}
+    has_value = {
+        metric_type: np.logical_or.reduce(
+            [~np.isnan(column.values) for key, column in good.columns.items() if key.metric_type == metric_type]
+        )
+        for metric_type in units
+    }
+    for each in aggregates:
+        if each.metric_type in units:
+            rollup_of = {seconds: str(Window(seconds)) if seconds else "" for seconds in np.unique(each.window_seconds).tolist()}
+            rollups = [rollup_of[seconds] for seconds in each.window_seconds.tolist()]
+            values = np.where(has_value[each.metric_type], each.values, np.nan)
+            yield _Served(each.metric_type, each.operator, "", units[each.metric_type], rollups, values)
+
+
+def _order(column: _Served) -> tuple[int, str, int, str, int, str]:
+    window_seconds = Window.parse(column.rollups).duration_seconds if isinstance(column.rollups, str) and column.rollups else 0
+    type_rank, operator_rank = _TYPE_ORDER.get(column.metric_type, 2), _OPERATOR_ORDER.get(column.operator, 3)
+    return type_rank, column.metric_type, operator_rank, column.operator, window_seconds, column.name
 
 
 def _find_newest(good: LastGood) -> FloatArray:
@@ -145,6 +232,8 @@ class Snapshot:
         compressed: The same, gzipped.
         spans: Node → where its entry stands in the identity body.
         head: What stands before the entries.
+        statuses: Node → status, of the nodes that are served.
+        withheld: Node → why it is left out.
     """
 
     made_at: float
@@ -154,6 +243,12 @@ class Snapshot:
     compressed: Reply
     spans: Mapping[str, slice]
     head: bytes
+    statuses: Mapping[str, str]
+    withheld: Mapping[str, Withheld]
+
+    def status_of(self, node: str) -> tuple[str, str]:
+        """Answer the status of a node that is known, and the reason where it is left out."""
+        return self.withheld[node] if node in self.withheld else (self.statuses.get(node, NO_METRICS), "")
 
     def cut_host(self, node: str) -> Reply | None:
         """Cut the reply for one node out of the reply for all; ``None`` for a node that is not there."""
@@ -163,7 +258,7 @@ class Snapshot:
         return _tag(b"".join((self.head, self.identity.body[span], _END)))
 
 
-def encode_snapshot(metrics: WatcherMetrics, *, made_at: float) -> Snapshot:
+def encode_snapshot(metrics: WatcherMetrics, *, made_at: float, withheld: Mapping[str, Withheld] = MappingProxyType({})) -> Snapshot:
     """Encode each node once, join them, compress the whole once: work for a thread, tens of milliseconds with thousands of nodes."""
     nodes = (metrics.data and metrics.data.node_metrics_map) or {}
     head = encode_json(msgspec.structs.replace(metrics, data=Data({}))).removesuffix(_END)
@@ -177,7 +272,8 @@ def encode_snapshot(metrics: WatcherMetrics, *, made_at: float) -> Snapshot:
         parts.append(part)
     body = b"".join((head, b",".join(parts), _END))
     entries = [entry for entry in nodes.values() if entry is not None]
-    counts = Counter(entry.status for entry in entries)
+    statuses = {node: str(entry.status) for node, entry in nodes.items() if entry is not None}
+    counts = Counter(statuses.values()) + Counter(each.status for each in withheld.values())
     times = [entry.sampled_at for entry in entries if isinstance(entry.sampled_at, int | float)]
     return Snapshot(
         made_at=made_at,
@@ -187,6 +283,8 @@ def encode_snapshot(metrics: WatcherMetrics, *, made_at: float) -> Snapshot:
         compressed=_tag(gzip.compress(body, GZIP_LEVEL, mtime=0)),
         spans=spans,
         head=head,
+        statuses=statuses,
+        withheld=withheld,
     )
 
 

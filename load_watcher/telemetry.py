@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from load_watcher.clock import Clock
 from load_watcher.errors import ProviderError
+from load_watcher.history.errors import HistoryFileError
+from load_watcher.history.memory import Memory
 
 # A refresh is one or two requests in a cluster, or a few queries of a large one; the longest bucket is past every sensible deadline.
 _DURATION_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -54,6 +56,7 @@ class Telemetry:
     def __init__(self, clock: Clock, *, version: str) -> None:
         self.registry = CollectorRegistry()
         self.snapshot: SnapshotFacts | None = None
+        self.memory: Memory | None = None
         self._clock = clock
         self._refreshes = Histogram(
             "load_watcher_refresh_duration_seconds",
@@ -111,6 +114,7 @@ class _SnapshotCollector(Collector):
         made = GaugeMetricFamily("load_watcher_snapshot_age_seconds", "Time since the published snapshot was made.")
         newest = GaugeMetricFamily("load_watcher_newest_sample_age_seconds", "Age of the newest sample that is served.")
         nodes = GaugeMetricFamily("load_watcher_nodes", "Nodes that are served, by status.", labels=["status"])
+        yield from _collect_history(self._telemetry.memory)
         snapshot = self._telemetry.snapshot
         if snapshot is not None:
             now = self._telemetry.now()
@@ -120,3 +124,22 @@ class _SnapshotCollector(Collector):
             for status, count in snapshot.status_counts.items():
                 nodes.add_metric([status], count)
         yield from (made, newest, nodes)
+
+
+def _collect_history(memory: Memory | None) -> Iterator[Metric]:
+    held = GaugeMetricFamily("load_watcher_history_memory_bytes", "Memory that the samples take.")
+    failure = GaugeMetricFamily(
+        "load_watcher_history_failure",
+        "Whether the history file cannot be used, by cause; the service goes on from memory.",
+        labels=["cause"],
+    )
+    lost = CounterMetricFamily("load_watcher_history_lost_refreshes", "Refreshes that the history file will never have.")
+    if memory is not None:
+        held.add_metric([], memory.ring.memory_bytes)
+        file = memory.file_status
+        if file is not None:
+            now = None if file.failure is None else file.failure.cause
+            for kind in HistoryFileError.__subclasses__():
+                failure.add_metric([kind.cause], float(kind.cause == now))
+            lost.add_metric([], file.lost_refreshes)
+    yield from (held, failure, lost)

@@ -11,21 +11,25 @@ import asyncio
 import math
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, NamedTuple, Self, TypeVar
 
 import stamina
 import structlog
-from cachetools import TTLCache
+from cachetools import LRUCache, TTLCache
 
 from load_watcher.clock import Clock, SystemClock
 from load_watcher.errors import ProviderBugError, ProviderError, ProviderUnavailableError
+from load_watcher.history.aggregate import WindowAggregate
+from load_watcher.history.errors import WindowNotHeldError
+from load_watcher.history.memory import Memory
 from load_watcher.last_good import LastGood, carry_over, merge
 from load_watcher.providers.base import MetricsProvider
+from load_watcher.providers.findings import Finding
 from load_watcher.quality import QualityReport, assess
 from load_watcher.samples import FIFTEEN_MINUTES, SampleBatch, Window
-from load_watcher.snapshot import Snapshot, build_metrics, encode_snapshot
+from load_watcher.snapshot import Snapshot, build_metrics, encode_snapshot, find_withheld
 from load_watcher.telemetry import Telemetry
 
 # Enough for a dropped connection or a source that restarts; a source that is down is asked again at the next refresh anyway.
@@ -35,6 +39,9 @@ _WAIT_INITIAL_SECONDS: Final = 0.2
 _HEALTH_SECONDS: Final = 5.0
 # A tick takes at most its deadline, but a machine that is short of CPU can be late; a restart would not help it.
 _LIVE_FACTOR: Final = 3.0
+
+# Dashboards ask for the same few statistics again and again; each snapshot has its own.
+_CACHED_WINDOWS: Final = 8
 
 _T = TypeVar("_T")
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
@@ -60,6 +67,12 @@ class Timing:
     window: Window = FIFTEEN_MINUTES
 
 
+class _WindowKey(NamedTuple):
+    etag: str
+    window: Window | None
+    operators: tuple[str, ...]
+
+
 class Watcher:
     """
     Keep a fresh snapshot of one provider's metrics.
@@ -69,20 +82,30 @@ class Watcher:
 
     Args:
         provider: Where the metrics come from.
+        memory: What keeps the samples, for averages over windows; ``None`` serves the newest values only, and what the source averaged.
         timing: Intervals and limits.
         clock: The time; a test passes its own.
         telemetry: Where to count; by default one that nobody reads.
     """
 
     def __init__(
-        self, provider: MetricsProvider, *, timing: Timing | None = None, clock: Clock | None = None, telemetry: Telemetry | None = None
+        self,
+        provider: MetricsProvider,
+        *,
+        memory: Memory | None = None,
+        timing: Timing | None = None,
+        clock: Clock | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.timing = timing or Timing()
+        self.memory = memory
         self._provider = provider
         self._clock = clock or SystemClock()
         self._telemetry = telemetry or Telemetry(self._clock, version="")
+        self._telemetry.memory = memory
         self._last_good: LastGood | None = None
         self._snapshot: Snapshot | None = None
+        self._windows: LRUCache[_WindowKey, Snapshot] = LRUCache(_CACHED_WINDOWS)
         self._failure: ProviderError | None = None
         self._failed_refreshes = 0
         self._rejected_rules: frozenset[str] = frozenset()
@@ -106,6 +129,26 @@ class Watcher:
         """Answer the published snapshot; ``None`` until the first refresh that brought something."""
         return self._snapshot
 
+    @property
+    def good(self) -> LastGood | None:
+        """Answer the last good values behind the snapshot; ``None`` before it."""
+        return self._last_good
+
+    @property
+    def failure(self) -> ProviderError | None:
+        """Answer why the last refresh brought nothing; ``None`` if it did."""
+        return self._failure
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Answer what the provider says of its own state; none where it cannot tell."""
+        tell = getattr(self._provider, "findings", None)
+        return tuple(tell()) if callable(tell) else ()
+
+    def now(self) -> float:
+        """Answer the instant, Unix seconds."""
+        return self._clock.time()
+
     async def __aenter__(self) -> Self:
         """
         Enter the provider and start the loop; the first refresh begins at once.
@@ -114,6 +157,8 @@ class Watcher:
             ProviderError: If the provider cannot be entered.
         """
         async with AsyncExitStack() as stack:
+            if self.memory is not None:
+                await stack.enter_async_context(self.memory)
             await stack.enter_async_context(self._provider)
             loop = asyncio.create_task(self.run(), name=f"load-watcher {self._provider.name}")
             loop.add_done_callback(_log_crash)
@@ -204,6 +249,8 @@ class Watcher:
         report, good, snapshot = await asyncio.to_thread(self._digest, batch, now)
         self._note_rejections(report)
         self._publish(good, snapshot)
+        if self.memory is not None:
+            self.memory.submit(report.batch, fetched_at=now)
 
     async def _fetch(self) -> SampleBatch:
         last_error: ProviderUnavailableError | None = None
@@ -233,12 +280,61 @@ class Watcher:
 
     def _digest(self, batch: SampleBatch, now: float) -> tuple[QualityReport, LastGood, Snapshot]:
         report = assess(batch, now)
+        if self.memory is not None:
+            self.memory.ring.append(report.batch)
         good = merge(self._last_good, report, now=now, expired_seconds=self.timing.expired_seconds)
         return report, good, self._render(good, now)
 
     def _render(self, good: LastGood, now: float) -> Snapshot:
-        metrics = build_metrics(good, now=now, stale_seconds=self.timing.stale_seconds, window=self.timing.window)
-        return encode_snapshot(metrics, made_at=now)
+        withheld = find_withheld(good, now=now, expired_seconds=self.timing.expired_seconds, quarantined={})
+        averaged_by_source = {key.metric_type for key in good.columns if key.window is not None}
+        aggregates = [] if self.memory is None else self.memory.compute_averages(good.nodes)
+        metrics = build_metrics(
+            good,
+            now=now,
+            stale_seconds=self.timing.stale_seconds,
+            window=self.timing.window,
+            aggregates=[each for each in aggregates if each.metric_type not in averaged_by_source],
+            withheld=withheld,
+        )
+        return encode_snapshot(metrics, made_at=now, withheld=withheld)
+
+    async def render_window(self, window: Window | None, operators: tuple[str, ...]) -> Snapshot:
+        """
+        Answer the nodes with other statistics, or over another window, than the published snapshot has; the newest values stay.
+
+        Args:
+            window: Exactly this one; ``None`` for 15 minutes, else 10, else 5, as each node has it.
+            operators: Such as ``AVG`` and ``P90``.
+
+        Raises:
+            HistoryError: If it is not held, or cannot be read; the message names what is held.
+        """
+        if self.memory is None:
+            raise WindowNotHeldError("no history is kept: LOAD_WATCHER_HISTORY is off; only the published values are there")
+        good, snapshot = self._last_good, self._snapshot
+        if good is None or snapshot is None:
+            raise WindowNotHeldError("no sample is held yet; ask again after the first refreshes")
+        key = _WindowKey(snapshot.identity.etag, window, operators)
+        rendered = self._windows.get(key)
+        if rendered is None:
+            aggregates = await self.memory.compute_window(window, operators, good.nodes)
+            rendered = self._windows[key] = await asyncio.to_thread(self._render_window, good, snapshot, window, aggregates)
+        return rendered
+
+    def _render_window(
+        self, good: LastGood, snapshot: Snapshot, window: Window | None, aggregates: tuple[WindowAggregate, ...]
+    ) -> Snapshot:
+        newest = replace(good, columns={key: column for key, column in good.columns.items() if key.window is None})
+        metrics = build_metrics(
+            newest,
+            now=snapshot.made_at,
+            stale_seconds=self.timing.stale_seconds,
+            window=window or self.timing.window,
+            aggregates=aggregates,
+            withheld=snapshot.withheld,
+        )
+        return encode_snapshot(metrics, made_at=snapshot.made_at, withheld=snapshot.withheld)
 
     async def _publish_held(self) -> None:
         if self._last_good is None:

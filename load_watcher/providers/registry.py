@@ -32,6 +32,7 @@ class _BuiltIn(NamedTuple):
 _BUILT_IN: Final = {
     METRICS_SERVER: _BuiltIn("load_watcher.providers.metrics_server:create_provider", "service"),
     LOCAL: _BuiltIn("load_watcher.providers.local:create_provider", "service"),
+    "Prometheus": _BuiltIn("load_watcher.providers.prometheus:create_provider", "service,prometheus"),
     "Recorded": _BuiltIn("load_watcher.providers.recorded:create_provider", "service"),
 }
 

@@ -8,8 +8,10 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from load_watcher.server.errors import no_snapshot, provider_unhealthy, unknown_node
+from load_watcher.history.errors import HistoryError
+from load_watcher.server.errors import from_history, no_snapshot, provider_unhealthy, unknown_node, withheld_node
 from load_watcher.server.negotiation import has_match, prefers_gzip
+from load_watcher.server.parameters import parse_operators, parse_window
 from load_watcher.watcher import Watcher
 
 WATCHER: Final = web.AppKey("watcher", Watcher)
@@ -19,18 +21,24 @@ async def get_watcher(request: web.Request) -> web.Response:
     """
     Answer the metrics of all nodes, or with ``?host=NODE`` of one.
 
-    As in the Go load-watcher the first ``host`` counts, and an empty one means all.
+    As in the Go load-watcher the first ``host`` counts, and an empty one means all. ``?window=30m`` and ``?statistic=P90,MAX`` (ours) ask
+    for another window or other statistics than the usual.
     """
     watcher = request.app[WATCHER]
     snapshot = watcher.snapshot
     if snapshot is None:
         raise no_snapshot(watcher.ready() or "no snapshot yet")
+    if "window" in request.query or "statistic" in request.query:
+        try:
+            snapshot = await watcher.render_window(parse_window(request), parse_operators(request))
+        except HistoryError as error:
+            raise from_history(error) from error
     headers = {"Vary": "Accept-Encoding"}
     node = request.query.get("host", "")
     if node:
         reply = snapshot.cut_host(node)
         if reply is None:
-            raise unknown_node(node)
+            raise withheld_node(node, snapshot.withheld[node]) if node in snapshot.withheld else unknown_node(node)
     elif prefers_gzip(",".join(request.headers.getall("Accept-Encoding", ()))):
         reply = snapshot.compressed
         headers["Content-Encoding"] = "gzip"

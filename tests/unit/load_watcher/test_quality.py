@@ -3,11 +3,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from load_watcher.quality import MAX_AHEAD_SECONDS, MAX_PERCENT, MAX_VALUE, assess
+from load_watcher.quality import MAX_AHEAD_SECONDS, QualityLimits, Verdict, assess
 from load_watcher.samples import FIFTEEN_MINUTES, Aggregate, Rejection
 from tests.builders import NOW, make_batch
 
 INF, NAN = float("inf"), float("nan")
+LIMITS = QualityLimits()
 
 
 @pytest.mark.parametrize(
@@ -16,21 +17,23 @@ INF, NAN = float("inf"), float("nan")
         (INF, "not_finite"),
         (-INF, "not_finite"),
         (-0.001, "negative"),
-        (MAX_PERCENT + 0.001, "over_capacity"),
-        (1e300, "over_capacity"),
+        (LIMITS.max_percent + 0.001, "over_capacity"),
+        (1e300, "wrapped"),
     ],
 )
 def test_report_16_an_impossible_value_is_dropped_counted_and_named(value: float, rule: str) -> None:
     report = assess(make_batch({"n1": value, "n2": 30.0}, memory_percent={"n1": 40.0, "n2": 50.0}), NOW)
     assert np.isnan(report.batch.latest["CPU"][0])
     assert report.counts == {rule: 1}
-    assert report.rejections == (Rejection("n1", "CPU", rule, f"value {value:g}"),)
+    (rejection,) = report.rejections
+    assert (rejection.node, rejection.metric_type, rejection.rule) == ("n1", "CPU", rule)
+    assert rejection.detail.startswith(f"value {value:g}")
     # The node's other metrics and the other nodes stay.
     assert report.batch.latest["Memory"].tolist() == [40.0, 50.0]
     assert report.batch.latest["CPU"][1] == 30.0
 
 
-@pytest.mark.parametrize("value", [0.0, -0.0, 5e-324, 99.9, 100.0, MAX_PERCENT])
+@pytest.mark.parametrize("value", [0.0, -0.0, 5e-324, 99.9, 100.0, LIMITS.max_percent])
 def test_a_possible_value_counts_unchanged(value: float) -> None:
     report = assess(make_batch({"n1": value}), NOW)
     assert report.batch.latest["CPU"].tolist() == [value]
@@ -43,7 +46,7 @@ def test_an_absent_value_is_no_rejection() -> None:
 
 
 def test_other_types_than_percent_may_be_large_but_not_beyond_the_wire() -> None:
-    values = np.array([5000.0, MAX_VALUE * 2])
+    values = np.array([5000.0, LIMITS.max_value * 2])
     batch = make_batch({"n1": 1.0, "n2": 1.0})
     report = assess(make_batch({"n1": 1.0, "n2": 1.0}, latest={**batch.latest, "Energy": values}), NOW)
     assert report.batch.latest["Energy"][0] == 5000.0
@@ -92,6 +95,15 @@ def test_the_batch_that_came_in_is_not_changed() -> None:
     assert batch.latest["CPU"].tolist() == [-5.0]
 
 
+def test_every_sample_has_a_verdict_and_the_counts_name_every_verdict() -> None:
+    batch = make_batch({"n1": 1.0, "n2": -1.0, "n3": None, "n4": 1.0}, sampled_at={"n1": NOW, "n2": NOW, "n3": NOW, "n4": NOW - 121})
+    report = assess(batch, NOW)
+    assert report.verdicts["CPU"].tolist() == [Verdict.FRESH, Verdict.IMPOSSIBLE, Verdict.ABSENT, Verdict.LATE]
+    assert report.verdict_counts == {
+        "fresh": 1, "late": 1, "repeated": 0, "jump": 0, "absent": 1, "impossible": 1, "stuck": 0, "suspect": 0
+    }  # fmt: skip
+
+
 @given(st.lists(st.tuples(st.floats(), st.floats()), max_size=20))
 def test_whatever_comes_in_only_finite_possible_values_go_on(samples: list[tuple[float, float]]) -> None:
     nodes = {f"n{number}": value for number, (value, _) in enumerate(samples)}
@@ -99,5 +111,5 @@ def test_whatever_comes_in_only_finite_possible_values_go_on(samples: list[tuple
     report = assess(batch, NOW)
     values = report.batch.latest["CPU"]
     present = values[~np.isnan(values)]
-    assert np.all((present >= 0) & (present <= MAX_PERCENT))
+    assert np.all((present >= 0) & (present <= LIMITS.max_percent))
     assert len(present) + len(report.rejections) == int((~np.isnan(batch.latest["CPU"])).sum())

@@ -42,7 +42,7 @@ def test_recorded_without_a_file_says_which_variable() -> None:
 
 
 def test_report_53_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
-    with pytest.raises(ProviderConfigError, match=r"no such provider \(did you mean Local\?\); use one of .*Local, Recorded"):
+    with pytest.raises(ProviderConfigError, match=r"no such provider \(did you mean Local\?\); use one of .*Local, .*Recorded"):
         create_provider("Locl", Settings())
 
 

@@ -81,7 +81,6 @@ def test_report_21_a_node_without_metrics_is_listed_with_what_it_has() -> None:
         "tags": {},
         "metadata": {"dataCenter": ""},
         "capacity": {"cpu": "8"},
-        "allocatable": {},
         "status": "no_metrics",
     }
     assert entries["n1"]["status"] == "ok"
@@ -146,7 +145,7 @@ def test_no_nodes_is_an_empty_object() -> None:
 
 def test_counts_by_status_name_every_status() -> None:
     snapshot = encode(put(make_batch({"n1": 1.0, "n2": None})))
-    assert snapshot.status_counts == {"ok": 1, "late": 0, "stale": 0, "no_metrics": 1}
+    assert snapshot.status_counts == {"ok": 1, "late": 0, "stale": 0, "no_metrics": 1, "expired": 0, "quarantined": 0}
     assert snapshot.newest_sampled_at == NOW
 
 

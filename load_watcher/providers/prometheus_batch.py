@@ -1,0 +1,313 @@
+"""
+From series to a batch: which node each series is about, what to do with several of one node, and what their unit means.
+
+Pure. Every rule gives the same result for the same series in any order, as servers promise none.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from load_watcher.providers.catalogue import CAPACITY_OF, EXPORTED_LABELS, HOST_LABELS, UNITS, CatalogueMetric, Expression
+from load_watcher.providers.nodes import AMBIGUOUS_HOST, UNKNOWN_NODE, Match, NodeCapacity, NodeResolver, NoMatch, Strength
+from load_watcher.providers.prometheus_http import NAME, VectorReply
+from load_watcher.samples import PERCENT, Aggregate, Rejection, SampleBatch, Window
+from trimaran_client.units import BoolArray, FloatArray
+from trimaran_client.wire import CPU, LATEST
+
+TIMES: Final = "times"
+NOT_FINITE: Final = "not_finite"
+UNREADABLE: Final = "unreadable"
+CAPACITY_UNKNOWN: Final = "capacity_unknown"
+VANISHED: Final = "vanished"
+_MAX_EXAMPLES: Final = 3
+# As Go prints numbers; Python's float reads much more.
+_NUMBER: Final = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?|Inf)|NaN")
+
+
+class ChosenMetric(NamedTuple):
+    """A metric with the expression that is used for it."""
+
+    metric: CatalogueMetric
+    expression: Expression
+
+
+class Column(NamedTuple):
+    """What the series of a part are: a metric's key, an operator or :data:`TIMES`, and the window, ``None`` for the newest values."""
+
+    metric_key: str
+    operator: str
+    window: Window | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MetricJoin:
+    """How many nodes a metric has values of, which series joined to none, and how many nodes are named by an address only."""
+
+    nodes: int
+    unmatched: int
+    examples: tuple[str, ...]
+    addresses: int
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedBatch:
+    """The batch, and for each metric's key how its series were joined to nodes."""
+
+    batch: SampleBatch
+    joins: Mapping[str, MetricJoin]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """
+    How a series names its node.
+
+    Args:
+        labels: Label names, in the order in which each series carries its values.
+        chosen: The labels that the user chose, the best first; may be empty.
+        resolver: What a label's value is.
+    """
+
+    labels: tuple[str, ...]
+    chosen: tuple[str, ...]
+    resolver: NodeResolver
+
+    def find(self, values: Sequence[str], expression: Expression) -> Match | NoMatch:
+        """
+        Find the node of a series.
+
+        The first chosen label that the series has decides alone: those of the expression, else those of the user. Without one, what the
+        exporter itself says (``exported_node``, ``exported_instance``) goes first; then all labels that name a node must name the same one.
+        Where the nodes are not known, the first label of :data:`HOST_LABELS` that the series has is taken.
+        """
+        labels = {label: value for label, value in zip(self.labels, values, strict=True) if value}
+        for label in expression.host_labels or self.chosen:
+            if label in labels:
+                return self.resolver.resolve(labels[label])
+        found = [(label, self.resolver.resolve(labels[label])) for label in HOST_LABELS if label in labels]
+        matches = [(label, answer) for label, answer in found if isinstance(answer, Match)]
+        if matches and (matches[0][0] in EXPORTED_LABELS or not self.resolver.knows_nodes):
+            return matches[0][1]
+        if len({match.node for _, match in matches}) > 1:
+            named = ", ".join(f"{label} names {match.node}" for label, match in matches)
+            return NoMatch(AMBIGUOUS_HOST, f"{named}; set LOAD_WATCHER_HOST_LABEL to the right one")
+        if matches:
+            return min((match for _, match in matches), key=lambda match: match.strength)
+        refusals = [answer for _, answer in found if isinstance(answer, NoMatch)]
+        for refusal in refusals:
+            if refusal.rule == AMBIGUOUS_HOST:
+                return refusal
+        return NoMatch(UNKNOWN_NODE, f"no label names a node: {_describe(labels)}")
+
+
+def build_batch(
+    replies: Iterable[VectorReply],
+    columns: Mapping[str, Column],
+    chosen: Mapping[str, ChosenMetric],
+    *,
+    identity: Identity,
+    capacities: Mapping[str, NodeCapacity] | None,
+    evaluated_at: float,
+    go_scaling: bool = False,
+) -> JoinedBatch:
+    """
+    Make the batch.
+
+    Of several series of one metric and one node (the replicas of a highly available pair, the devices of a disk metric), the highest finite
+    value counts. A value that is not finite is rejected; so are averages of a node of which the metric has no newest value any more
+    (``vanished``): for up to a window they would go on showing what is gone. Series of no node, or of hosts that would become one node by
+    guessing, are rejected with their labels.
+
+    Args:
+        replies: Series whose first label is the key of their part.
+        columns: Key of a part → what its series are.
+        chosen: Metric key → its expression, in the order of the catalogue.
+        identity: How a series names its node.
+        capacities: Node name → capacity, all nodes of the cluster; ``None`` where they are not known.
+        evaluated_at: The time of the query, Unix seconds.
+        go_scaling: Multiply every value by 100 whatever its unit, as the Go load-watcher does.
+
+    Returns:
+        One row for each node of the cluster, or where they are not known for each that a series named. ``sampled_at`` is the time of the
+        oldest of a node's metrics.
+    """
+    series = _group(replies, columns)
+    rejections: list[Rejection] = []
+    placed = {key: _place(series[key], each, identity, rejections) for key, each in chosen.items()}
+    found = sorted({match.node for places in placed.values() for match in places.values()})
+    names = tuple(sorted(capacities)) if capacities is not None else tuple(found)
+    rows = {name: row for row, name in enumerate(names)}
+
+    latest: dict[str, FloatArray] = {}
+    units: dict[str, str] = {}
+    aggregates: list[Aggregate] = []
+    sampled_at = np.full(len(names), np.nan)
+    joins: dict[str, MetricJoin] = {}
+    for key, (metric, expression) in chosen.items():
+        table = _Table(names, metric.metric_type, {host: rows[match.node] for host, match in placed[key].items()}, rejections)
+        scale, unit = _find_scale(metric.metric_type, expression.unit, names, capacities, go_scaling=go_scaling)
+        has_value = np.zeros(len(names), dtype=np.bool_)
+        is_present: BoolArray | None = None
+        times = np.full(len(names), evaluated_at)
+        for column in sorted(series[key], key=lambda column: (column.operator != LATEST, str(column.operator), column.window or Window(0))):
+            values, present = table.fill(series[key][column])
+            if column.operator == TIMES:
+                times = np.where(np.isnan(values), times, values)
+                continue
+            if column.operator == LATEST:
+                is_present = present
+            elif LATEST in metric.operators:
+                values = table.drop_vanished(values, np.zeros_like(present) if is_present is None else is_present)
+            values = table.scale(values, scale, expression.unit)
+            has_value |= ~np.isnan(values)
+            if column.operator == LATEST and metric.metric_type not in latest:
+                latest[metric.metric_type] = values
+                units[metric.metric_type] = unit
+            else:
+                aggregates.append(Aggregate(expression.name, metric.metric_type, column.operator, column.window, values, unit))
+        sampled_at = np.fmin(sampled_at, np.where(has_value, np.minimum(times, evaluated_at), np.nan))
+        joins[key] = _summarize(series[key], placed[key], identity, int(has_value.sum()))
+    batch = SampleBatch(
+        source=NAME,
+        nodes=names,
+        sampled_at=sampled_at,
+        latest=latest,
+        aggregates=tuple(aggregates),
+        infos=() if capacities is None else tuple(capacities[name].info for name in names),
+        rejections=tuple(rejections),
+        members_known=capacities is not None,
+        units=units,
+    )
+    return JoinedBatch(batch, joins)
+
+
+_Hosts = tuple[str, ...]
+_Series = dict[Column, list[tuple[_Hosts, str]]]
+
+
+def _group(replies: Iterable[VectorReply], columns: Mapping[str, Column]) -> defaultdict[str, _Series]:
+    grouped: defaultdict[str, _Series] = defaultdict(dict)
+    for labels, value in chain.from_iterable(zip(reply.labels, reply.values, strict=True) for reply in replies):
+        column = columns.get(labels[0])
+        if column is not None:
+            grouped[column.metric_key].setdefault(column, []).append((labels[1:], value))
+    return grouped
+
+
+def _place(series: _Series, chosen: ChosenMetric, identity: Identity, rejections: list[Rejection]) -> dict[_Hosts, Match]:
+    """Find the node of each distinct set of labels; where hosts collide by guessing, the surer way counts, and else none."""
+    matches: dict[_Hosts, Match] = {}
+    by_node: defaultdict[str, set[tuple[Strength, str]]] = defaultdict(set)
+    for hosts in sorted({hosts for column, items in series.items() if column.operator != TIMES for hosts, _ in items}):
+        answer = identity.find(hosts, chosen.expression)
+        if isinstance(answer, Match):
+            matches[hosts] = answer
+            by_node[answer.node].add((answer.strength, answer.host))
+        else:
+            rejections.append(Rejection(_first(hosts), chosen.metric.metric_type, answer.rule, answer.detail))
+    refused: dict[tuple[str, str], str] = {}
+    for node, found in by_node.items():
+        surest = min(strength for strength, _ in found)
+        guessed = sorted(host for strength, host in found if strength in {Strength.SUFFIX, Strength.SHORT_NAME})
+        rivals = sorted(host for strength, host in found if strength == surest)
+        if surest in {Strength.SUFFIX, Strength.SHORT_NAME} and len(rivals) == 1:
+            guessed.remove(rivals[0])
+        named = ", ".join(sorted(host for _, host in found))
+        refused |= {(node, host): f"the hosts {named} would be the node {node}" for host in guessed}
+    for hosts, match in list(matches.items()):
+        detail = refused.get((match.node, match.host))
+        if detail is not None and match.strength in {Strength.SUFFIX, Strength.SHORT_NAME}:
+            rejections.append(Rejection(match.host, chosen.metric.metric_type, AMBIGUOUS_HOST, detail))
+            del matches[hosts]
+    return matches
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The columns of one metric."""
+
+    names: tuple[str, ...]
+    metric_type: str
+    row_of: Mapping[_Hosts, int]
+    rejections: list[Rejection]
+
+    def fill(self, items: Sequence[tuple[_Hosts, str]]) -> tuple[FloatArray, BoolArray]:
+        """Answer the highest finite value of each node, and which nodes have a series at all."""
+        values, present = np.full(len(self.names), np.nan), np.zeros(len(self.names), dtype=np.bool_)
+        rows: list[int] = []
+        numbers: list[float] = []
+        for hosts, text in items:
+            row = self.row_of.get(hosts)
+            if row is None:
+                continue
+            present[row] = True
+            number = _parse(text)
+            if number is None or not math.isfinite(number):
+                rule = UNREADABLE if number is None else NOT_FINITE
+                self.rejections.append(Rejection(self.names[row], self.metric_type, rule, f"value {text[:40]}"))
+                continue
+            rows.append(row)
+            numbers.append(number)
+        np.fmax.at(values, np.array(rows, dtype=np.int64), np.array(numbers, dtype=np.float64))
+        return values, present
+
+    def drop_vanished(self, values: FloatArray, is_present: BoolArray) -> FloatArray:
+        gone = ~np.isnan(values) & ~is_present
+        detail = "there is no newest value any more, only averages over the past"
+        self.rejections.extend(Rejection(self.names[row], self.metric_type, VANISHED, detail) for row in np.flatnonzero(gone).tolist())
+        return np.where(gone, np.nan, values)
+
+    def scale(self, values: FloatArray, scale: FloatArray, unit: str) -> FloatArray:
+        unknown = ~np.isnan(values) & np.isnan(scale)
+        detail = f"a value in {unit} needs the capacity of the node, which the API server does not give"
+        self.rejections.extend(
+            Rejection(self.names[row], self.metric_type, CAPACITY_UNKNOWN, detail) for row in np.flatnonzero(unknown).tolist()
+        )
+        return values * scale
+
+
+def _find_scale(
+    metric_type: str, unit: str, names: tuple[str, ...], capacities: Mapping[str, NodeCapacity] | None, *, go_scaling: bool
+) -> tuple[FloatArray, str]:
+    """Answer the factor for each node, NaN where its capacity is not known, and the unit that results."""
+    served_unit, factor = UNITS[unit]
+    if go_scaling:
+        return np.full(len(names), 100.0), PERCENT if unit == "ratio" else f"{unit}*100"
+    resource = CAPACITY_OF.get((unit, metric_type))
+    if resource is None:
+        return np.full(len(names), factor), served_unit
+    per_unit = 1000.0 if resource == CPU else 1.0  # capacities of CPU are in millicores
+    amounts = [(capacities[name].amounts.get(resource, math.nan) if capacities is not None else math.nan) for name in names]
+    return 100.0 * per_unit / np.array(amounts, dtype=np.float64), PERCENT
+
+
+def _summarize(series: _Series, placed: Mapping[_Hosts, Match], identity: Identity, nodes: int) -> MetricJoin:
+    unmatched = sorted({hosts for column, items in series.items() if column.operator != TIMES for hosts, _ in items} - placed.keys())
+    examples = [_describe(dict(zip(identity.labels, hosts, strict=True))) for hosts in unmatched[:_MAX_EXAMPLES]]
+    addresses = {match.node for match in placed.values() if match.strength is Strength.UNCHECKED and _looks_like_address(match.node)}
+    return MetricJoin(nodes, len(unmatched), tuple(examples), len(addresses))
+
+
+def _looks_like_address(name: str) -> bool:
+    return ":" in name or name.replace(".", "").isdigit()
+
+
+def _parse(text: str) -> float | None:
+    return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def _first(hosts: _Hosts) -> str:
+    return next((host for host in hosts if host), "")
+
+
+def _describe(labels: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f'{label}="{value}"' for label, value in sorted(labels.items()) if value) + "}"

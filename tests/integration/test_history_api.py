@@ -1,0 +1,260 @@
+"""Windows, the past, and the state of the service, through the real server: from samples in to JSON out."""
+
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from load_watcher.export import export_history
+from load_watcher.history.memory import Memory
+from load_watcher.providers.metrics_server import MetricsServerProvider
+from load_watcher.providers.recorded import RecordedProvider
+from load_watcher.samples import SampleBatch
+from load_watcher.server.app import create_app
+from load_watcher.watcher import Timing, Watcher
+from tests.builders import NOW, make_batch
+from tests.fakes.api_server import FakeApiServer, make_node, make_node_metrics
+from tests.fakes.watcher import FakeClock, ScriptedProvider, eventually
+
+Client = TestClient[Any, Any]
+
+
+class Service:
+    """A watcher with memory behind a real server, whose refreshes the test makes happen."""
+
+    def __init__(self, path: Path | None = None, *, now: float = NOW) -> None:
+        self.clock = FakeClock(now)
+        self.path = path
+        empty = make_batch({})
+        self.batch: SampleBatch | BaseException = empty
+        self.provider = ScriptedProvider(self._answer)
+        memory = Memory(source=empty.source, clock=self.clock, step_seconds=30, path=path)
+        self.watcher = Watcher(self.provider, memory=memory, timing=Timing(), clock=self.clock)
+        self.client: Client
+
+    async def _answer(self) -> SampleBatch:
+        if isinstance(self.batch, BaseException):
+            raise self.batch
+        return self.batch
+
+    async def __aenter__(self) -> "Service":
+        self.client = TestClient(TestServer(create_app(self.watcher)))
+        await self.client.start_server()
+        await eventually(lambda: self.watcher.snapshot)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.close()
+
+    async def refresh(self, batch: SampleBatch | BaseException, *, seconds: float = 30) -> None:
+        """Let time pass, and a refresh bring *batch*."""
+        self.batch = batch
+        self.clock.move(seconds)
+        await self.watcher.tick()
+        await eventually(self.is_written)
+
+    def is_written(self) -> bool:
+        status = None if self.watcher.memory is None else self.watcher.memory.file_status
+        return status is None or status.failure is not None or not status.waiting_refreshes
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        response = await self.client.get(path)
+        return response.status, await response.json()
+
+    async def metrics(self, path: str = "/watcher", node: str = "n1") -> dict[str, tuple[float, str]]:
+        """Answer operator → value and rollup of the CPU metrics of a node."""
+        _, body = await self.get(path)
+        listed = body["data"]["NodeMetricsMap"][node]["metrics"]
+        return {metric["operator"]: (metric["value"], metric["rollup"]) for metric in listed if metric["type"] == "CPU"}
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    async with Service() as started:
+        yield started
+
+
+async def test_report_31_a_metrics_server_of_instants_serves_windows(tmp_path: Path) -> None:
+    """10, 20, 30 % at 60 s steps, asked every 30 s: each counts once; population deviation of the three."""
+    async with FakeApiServer() as api:
+        api.put_nodes(make_node("n1", cpu="4"))
+        provider = MetricsServerProvider(api.write_kubeconfig(tmp_path / "config"), request_timeout_seconds=5)
+        clock = FakeClock()
+        watcher = Watcher(provider, memory=Memory(source=provider.name, clock=clock, step_seconds=30), clock=clock)
+        async with TestClient(TestServer(create_app(watcher))) as client:
+            for usage in ("400m", "800m", "1200m"):
+                sampled = datetime.fromtimestamp(clock.now, UTC).isoformat()
+                api.set_node_metrics(make_node_metrics("n1", cpu=usage, timestamp=sampled))
+                for _ in range(2):
+                    await watcher.tick()
+                    clock.move(30)
+            body = await (await client.get("/watcher")).json()
+    metrics = body["data"]["NodeMetricsMap"]["n1"]["metrics"]
+    cpu = [(metric["operator"], metric["rollup"], metric["value"]) for metric in metrics if metric["type"] == "CPU"]
+    assert cpu == [("Latest", "", 30.0), ("AVG", "5m", 20.0), ("STD", "5m", round(float(np.std([10.0, 20.0, 30.0])), 9))]
+
+
+async def test_each_node_has_the_longest_window_that_it_holds(service: Service) -> None:
+    """`rollup` says which: half of it must be covered; a new node has its newest value only."""
+    for step in range(16):
+        await service.refresh(make_batch({"old": 10.0, **({"new": 50.0} if step == 15 else {})}, sampled_at=service.clock.now + 30))
+    assert await service.metrics(node="old") == {"Latest": (10.0, ""), "AVG": (10.0, "15m"), "STD": (0.0, "15m")}
+    assert await service.metrics(node="new") == {"Latest": (50.0, "")}
+
+
+async def test_report_33_other_statistics_on_request(service: Service) -> None:
+    for value in (10.0, 10.0, 10.0, 10.0, 90.0):
+        await service.refresh(make_batch({"n1": value}, sampled_at=service.clock.now + 60), seconds=60)
+    metrics = await service.metrics("/watcher?statistic=AVG,P99&statistic=MAX&window=5m")
+    assert metrics["AVG"] == (26.0, "5m")
+    assert metrics["MAX"] == (90.0, "5m")
+    assert metrics["P99"][0] == pytest.approx(86.8)  # between the fourth and fifth of five, 0.96 of the way
+    assert "STD" not in metrics
+
+
+async def test_report_32_a_window_that_is_not_held_names_those_that_are(service: Service) -> None:
+    for _ in range(8):
+        await service.refresh(make_batch({"n1": 10.0}, sampled_at=service.clock.now + 30))
+    status, body = await service.get("/watcher?window=30m")
+    assert (status, body["error"]) == (404, "window_not_held")
+    assert "held: 5m" in body["message"]
+    status, body = await service.get("/watcher?window=6h")
+    assert (status, body["error"]) == (404, "window_not_held")
+    assert "LOAD_WATCHER_HISTORY" in body["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/watcher?window=soon", "window='soon'"),
+        ("/watcher?statistic=P42", "choose from Latest, AVG, STD"),
+        ("/api/v1/nodes?limit=0", "limit='0'"),
+        ("/api/v1/nodes/n1/history?step=x", "step='x'"),
+        ("/api/v1/nodes/n1/history?step=2h&window=1h", "at most the window, 1h"),
+        ("/api/v1/nodes/n1/history?metric=GPU", "choose from CPU"),
+        ("/api/v1/nodes/n1/history?continue=yesterday", "Unix seconds"),
+    ],
+)
+async def test_a_parameter_that_cannot_be_used_is_named(service: Service, path: str, named: str) -> None:
+    await service.refresh(make_batch({"n1": 10.0}, sampled_at=service.clock.now + 30))
+    status, body = await service.get(path)
+    assert (status, body["error"]) == (400, "bad_parameter")
+    assert named in body["message"]
+
+
+async def test_report_28_an_expired_node_is_left_out_with_the_reason_and_still_listed(service: Service) -> None:
+    await service.refresh(make_batch({"n1": 95.0, "n2": 5.0}, sampled_at=NOW))
+    for minutes in range(6):
+        await service.refresh(make_batch({"n1": None, "n2": 5.0}, sampled_at={"n1": NOW, "n2": NOW + 180 * minutes}), seconds=180)
+    status, body = await service.get("/watcher?host=n1")
+    assert (status, body["error"]) == (404, "node_expired")
+    assert "s old, more than the 900 s allowed" in body["message"]
+    _, body = await service.get("/watcher")
+    assert list(body["data"]["NodeMetricsMap"]) == ["n2"]
+    _, body = await service.get("/api/v1/nodes")
+    assert [(node["name"], node["status"], node["sampledAt"]) for node in body["nodes"]] == [
+        ("n1", "expired", NOW),
+        ("n2", "ok", NOW + 900),
+    ]
+    await service.refresh(make_batch({"n1": 40.0, "n2": 5.0}, sampled_at=service.clock.now + 30))
+    assert (await service.get("/watcher?host=n1"))[0] == 200
+
+
+async def test_nodes_come_in_pages_by_name(service: Service) -> None:
+    await service.refresh(make_batch({f"n{index}": 1.0 for index in range(5)}, sampled_at=NOW))
+    seen, path = [], "/api/v1/nodes?limit=2"
+    while path:
+        _, body = await service.get(path)
+        seen.append([node["name"] for node in body["nodes"]])
+        path = f"/api/v1/nodes?limit=2&continue={body['continue']}" if body["continue"] else ""
+    assert seen == [["n0", "n1"], ["n2", "n3"], ["n4"]]
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+async def test_the_past_of_a_node_comes_as_steps_and_pages(tmp_path: Path, *, in_file: bool) -> None:
+    async with Service(tmp_path / "history.db" if in_file else None) as service:
+        for value in (10.0, 20.0, 30.0, 40.0):
+            await service.refresh(make_batch({"n1": value}, sampled_at=service.clock.now + 30))
+        points: list[list[float]] = []
+        path = "/api/v1/nodes/n1/history?window=1h&step=60s&limit=1"
+        while path:
+            _, body = await service.get(path)
+            points += body["points"]
+            path = f"/api/v1/nodes/n1/history?window=1h&step=60s&limit=1&continue={body['continue']:.3f}" if body["continue"] else ""
+    assert sum(value for _, value in points) in (60.0, 75.0)  # two or three steps, by where the minute falls
+    assert [at % 60 for at, _ in points] == [0.0] * len(points)
+
+
+async def test_the_past_of_nobody_is_404(service: Service) -> None:
+    await service.refresh(make_batch({"n1": 10.0}, sampled_at=NOW))
+    status, body = await service.get("/api/v1/nodes/nobody/history")
+    assert (status, body["error"]) == (404, "unknown_node")
+
+
+async def test_after_a_restart_the_windows_are_there_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    async with Service(path) as service:
+        for _ in range(20):
+            await service.refresh(make_batch({"n1": 10.0}, sampled_at=service.clock.now + 30))
+        later = service.clock.now + 20
+    async with Service(path, now=later) as service:
+        await service.refresh(make_batch({"n1": 12.0}, sampled_at=service.clock.now + 30))
+        assert (await service.metrics())["AVG"][1] == "15m"
+        _, status = await service.get("/api/v1/status")
+    assert (status["history"]["mode"], status["history"]["filledRefreshes"], status["history"]["failure"]) == ("file", 20, None)
+
+
+async def test_a_file_that_cannot_be_used_is_told_and_costs_nothing_else(tmp_path: Path) -> None:
+    async with Service(tmp_path / "absent" / "history.db") as service:
+        for _ in range(8):
+            await service.refresh(make_batch({"n1": 10.0}, sampled_at=service.clock.now + 30))
+        assert (await service.metrics())["AVG"] == (10.0, "5m")
+        _, status = await service.get("/api/v1/status")
+        assert "absent" in status["history"]["failure"]
+        metrics = await (await service.client.get("/metrics")).text()
+    assert 'load_watcher_history_failure{cause="unwritable"} 1.0' in metrics
+
+
+async def test_what_is_exported_replays_to_the_same_answers(tmp_path: Path) -> None:
+    """Each sample of the recording, played with its own times, gives the values and windows that the service gave."""
+    path = tmp_path / "history.db"
+    async with Service(path) as service:
+        for step in range(12):
+            await service.refresh(make_batch({"n1": 10.0 + step, "n2": None if step % 3 else 50.0}, sampled_at=service.clock.now + 30))
+        served = await service.metrics()
+        end = service.clock.now
+    with (tmp_path / "day.jsonl").open("wb") as target:
+        assert await export_history(path, start_at=0, end_at=None, file_format="jsonl", target=target) == 12
+    lines = [json.loads(line) for line in (tmp_path / "day.jsonl").read_text().splitlines()]
+    clock = FakeClock(lines[0]["at"])
+    provider = RecordedProvider(tmp_path / "day.jsonl", keep_times=True, clock=clock.time)
+    watcher = Watcher(provider, memory=Memory(source=provider.name, clock=clock, step_seconds=30), clock=clock)
+    async with TestClient(TestServer(create_app(watcher))) as client:
+        while clock.now <= end:
+            await watcher.tick()
+            clock.move(30)
+        body = await (await client.get("/watcher")).json()
+    metrics = body["data"]["NodeMetricsMap"]["n1"]["metrics"]
+    assert {metric["operator"]: (metric["value"], metric["rollup"]) for metric in metrics} == served
+
+
+@pytest.mark.parametrize("file_format", ["csv", "parquet"])
+async def test_export_to_other_tools(tmp_path: Path, file_format: str) -> None:
+    path = tmp_path / "history.db"
+    async with Service(path) as service:
+        await service.refresh(make_batch({"n1": 10.0, "n2": None}, sampled_at=service.clock.now + 30))
+    with (tmp_path / "out").open("wb") as target:
+        await export_history(path, start_at=0, end_at=None, file_format=file_format, target=target)
+    if file_format == "csv":
+        header, *rows = (tmp_path / "out").read_text().splitlines()
+        assert header == "fetched_at,node,sampled_at,metric,value"
+    else:
+        import pyarrow.parquet as pq
+
+        rows = pq.read_table(tmp_path / "out").to_pylist()
+    assert len(rows) == 1
