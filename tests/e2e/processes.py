@@ -65,6 +65,10 @@ class ManagedProcess:
                 lines[LOG_HEAD_LINES:-LOG_TAIL_LINES] = ["..."]
             raise ProcessFailedError("\n".join([f"{self.name} ended with {code}; {self.log_path} says:", *lines]))
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, such as SIGSTOP to make a server hang."""
+        self._process.send_signal(number)
+
     async def stop(self, *, grace_seconds: float = STOP_SECONDS) -> int:
         """Send SIGTERM, after the grace SIGKILL to the whole group, and return the exit code (negative: the signal)."""
         if self._process.returncode is None:
