@@ -18,6 +18,7 @@ from load_watcher.clock import Clock
 from load_watcher.errors import ProviderError
 from load_watcher.history.errors import HistoryFileError
 from load_watcher.history.memory import Memory
+from load_watcher.quality import QualityReport
 
 # A refresh is one or two requests in a cluster, or a few queries of a large one; the longest bucket is past every sensible deadline.
 _DURATION_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -57,6 +58,7 @@ class Telemetry:
         self.registry = CollectorRegistry()
         self.snapshot: SnapshotFacts | None = None
         self.memory: Memory | None = None
+        self.quality: QualityReport | None = None
         self._clock = clock
         self._refreshes = Histogram(
             "load_watcher_refresh_duration_seconds",
@@ -115,6 +117,7 @@ class _SnapshotCollector(Collector):
         newest = GaugeMetricFamily("load_watcher_newest_sample_age_seconds", "Age of the newest sample that is served.")
         nodes = GaugeMetricFamily("load_watcher_nodes", "Nodes that are served, by status.", labels=["status"])
         yield from _collect_history(self._telemetry.memory)
+        yield from _collect_quality(self._telemetry.quality)
         snapshot = self._telemetry.snapshot
         if snapshot is not None:
             now = self._telemetry.now()
@@ -124,6 +127,16 @@ class _SnapshotCollector(Collector):
             for status, count in snapshot.status_counts.items():
                 nodes.add_metric([status], count)
         yield from (made, newest, nodes)
+
+
+def _collect_quality(report: QualityReport | None) -> Iterator[Metric]:
+    verdicts = GaugeMetricFamily("load_watcher_samples", "Samples of the last refresh, by verdict.", labels=["verdict"])
+    suspect = GaugeMetricFamily("load_watcher_source_suspect", "Whether the last answers of the source are not believed yet.")
+    if report is not None:
+        for verdict, count in report.verdict_counts.items():
+            verdicts.add_metric([verdict], count)
+        suspect.add_metric([], float(report.suspicion is not None))
+    yield from (verdicts, suspect)
 
 
 def _collect_history(memory: Memory | None) -> Iterator[Metric]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -27,7 +27,8 @@ from load_watcher.history.memory import Memory
 from load_watcher.last_good import LastGood, carry_over, merge
 from load_watcher.providers.base import MetricsProvider
 from load_watcher.providers.findings import Finding
-from load_watcher.quality import QualityReport, assess
+from load_watcher.quality import RECENT_REFRESHES, QualityReport, Quarantine, Recent, assess
+from load_watcher.quality.log import QualityLog
 from load_watcher.samples import FIFTEEN_MINUTES, SampleBatch, Window
 from load_watcher.snapshot import Snapshot, build_metrics, encode_snapshot, find_withheld
 from load_watcher.telemetry import Telemetry
@@ -108,7 +109,7 @@ class Watcher:
         self._windows: LRUCache[_WindowKey, Snapshot] = LRUCache(_CACHED_WINDOWS)
         self._failure: ProviderError | None = None
         self._failed_refreshes = 0
-        self._rejected_rules: frozenset[str] = frozenset()
+        self._quality = QualityLog()
         self._beat_at: float | None = None
         self._health: TTLCache[str, str | None] = TTLCache(1, _HEALTH_SECONDS, timer=self._clock.monotonic)
         self._health_lock = asyncio.Lock()
@@ -138,6 +139,11 @@ class Watcher:
     def failure(self) -> ProviderError | None:
         """Answer why the last refresh brought nothing; ``None`` if it did."""
         return self._failure
+
+    @property
+    def quality(self) -> QualityLog:
+        """Answer what the last refreshes were worth."""
+        return self._quality
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -247,7 +253,7 @@ class Watcher:
         batch = await self._fetch()
         now = self._clock.time()
         report, good, snapshot = await asyncio.to_thread(self._digest, batch, now)
-        self._note_rejections(report)
+        self._note_quality(report, now)
         self._publish(good, snapshot)
         if self.memory is not None:
             self.memory.submit(report.batch, fetched_at=now)
@@ -279,14 +285,21 @@ class Watcher:
             ) from error
 
     def _digest(self, batch: SampleBatch, now: float) -> tuple[QualityReport, LastGood, Snapshot]:
-        report = assess(batch, now)
+        report = assess(batch, now, recent=self._recent(batch, now), state=self._quality.report.state)
         if self.memory is not None:
             self.memory.ring.append(report.batch)
         good = merge(self._last_good, report, now=now, expired_seconds=self.timing.expired_seconds)
-        return report, good, self._render(good, now)
+        return report, good, self._render(good, now, report.quarantined)
 
-    def _render(self, good: LastGood, now: float) -> Snapshot:
-        withheld = find_withheld(good, now=now, expired_seconds=self.timing.expired_seconds, quarantined={})
+    def _recent(self, batch: SampleBatch, now: float) -> Recent:
+        if self.memory is None:
+            return {}
+        ring, start_at = self.memory.ring, now - RECENT_REFRESHES * self.timing.refresh_seconds
+        return {each: ring.columns(each, start_at=start_at, end_at=now, nodes=batch.nodes) for each in batch.latest}
+
+    def _render(self, good: LastGood, now: float, quarantined: Mapping[str, Quarantine]) -> Snapshot:
+        reasons = {node: quarantine.reason for node, quarantine in quarantined.items()}
+        withheld = find_withheld(good, now=now, expired_seconds=self.timing.expired_seconds, quarantined=reasons)
         averaged_by_source = {key.metric_type for key in good.columns if key.window is not None}
         aggregates = [] if self.memory is None else self.memory.compute_averages(good.nodes)
         metrics = build_metrics(
@@ -341,7 +354,7 @@ class Watcher:
             return
         now = self._clock.time()
         good = carry_over(self._last_good, now=now, expired_seconds=self.timing.expired_seconds)
-        self._publish(good, await asyncio.to_thread(self._render, good, now))
+        self._publish(good, await asyncio.to_thread(self._render, good, now, self._quality.report.quarantined))
 
     def _publish(self, good: LastGood, snapshot: Snapshot) -> None:
         self._last_good, self._snapshot = good, snapshot
@@ -361,14 +374,11 @@ class Watcher:
         self._failure = None
         self._failed_refreshes = 0
 
-    def _note_rejections(self, report: QualityReport) -> None:
+    def _note_quality(self, report: QualityReport, now: float) -> None:
         self._telemetry.count_rejections(report.counts)
-        rules = frozenset(report.counts)
-        if rules - self._rejected_rules:
-            first = report.rejections[0]
-            example = f"{first.node}, {first.metric_type}: {first.rule}, {first.detail}"
-            _log.warning("samples rejected", provider=self._provider.name, counts=dict(report.counts), example=example)
-        self._rejected_rules = rules
+        self._telemetry.quality = report
+        for sentence in self._quality.note(report, now):
+            _log.warning(sentence, provider=self._provider.name)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

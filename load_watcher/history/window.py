@@ -145,10 +145,7 @@ class SampleRing:
             WindowNotHeldError: If a window is longer than the span of the ring.
         """
         longest = max(windows)
-        if longest.duration_seconds > self.span_seconds:
-            raise WindowNotHeldError(
-                f"window {longest}: memory holds the samples of {Window(int(self.span_seconds))}; ask for at most that"
-            )
+        self._check_span(longest)
         aggregates: list[WindowAggregate] = []
         for metric_type in self.metric_types:
             samples = self.columns(metric_type, start_at=end_at - longest.duration_seconds, end_at=end_at, nodes=nodes)

@@ -204,7 +204,7 @@ class HistoryWriter:
         self._count(failure=error)
         if before is None or before.cause != error.cause:
             _log.warning("history is not written, the service goes on from memory", cause=error.cause, error=str(error))
-        # A full disk is found again only by writing; all else, such as a lock or a mount that has come back, by opening.
+        # A lock or a mount that has come back is found by opening; to open on a full disk would need space.
         if not isinstance(error, HistoryFullError):
             await self._close()
 

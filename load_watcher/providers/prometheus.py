@@ -10,36 +10,32 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 import structlog
-from pydantic import SecretStr
 
 from load_watcher.errors import ProviderAuthError, ProviderConfigError, ProviderUnavailableError
 from load_watcher.providers.catalogue import HOST_LABELS, Catalogue, load_catalogue
-from load_watcher.providers.endpoint import ADDRESS_VARIABLE, TOKEN_VARIABLE, Secret, parse_address, read_secret
+from load_watcher.providers.endpoint import ADDRESS_VARIABLE, TOKEN_VARIABLE, parse_address, read_secret
 from load_watcher.providers.findings import Finding
-from load_watcher.providers.nodes import ClusterNodes, NodeResolver
+from load_watcher.providers.nodes import ClusterNodes, NodeCapacity, NodeResolver
 from load_watcher.providers.points import list_windows
 from load_watcher.providers.prometheus_batch import TIMES, ChosenMetric, Column, Identity, JoinedBatch, build_batch
 from load_watcher.providers.prometheus_discovery import Discovery
-from load_watcher.providers.prometheus_http import NAME, PrometheusClient, QueryRefusedError, TlsSettings, VectorReply
+from load_watcher.providers.prometheus_http import NAME, PrometheusClient, QueryRefusedError, VectorReply
+from load_watcher.providers.prometheus_options import PrometheusOptions, read_options
+from load_watcher.providers.prometheus_plan import plan_queries
 from load_watcher.providers.prometheus_report import RefreshState, describe
-from load_watcher.providers.promql import PART_LABEL, Part, combine, write_average, write_deviation, write_newest, write_times
+from load_watcher.providers.promql import PART_LABEL, Part, combine
 from load_watcher.samples import SampleBatch, Window
 from load_watcher.settings import Settings
-from trimaran_client.wire import AVERAGE, LATEST, STANDARD_DEVIATION
+from trimaran_client.wire import LATEST
 
-# As in the Go load-watcher.
-DEFAULT_ADDRESS: Final = "http://prometheus-k8s:9090"
-# Kubernetes puts these files into every pod that does not refuse them.
-SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # Three of a refresh, and a probe beside them.
 THREADS: Final = 4
 HEALTH_TIMEOUT_SECONDS: Final = 5.0
@@ -50,36 +46,6 @@ MAX_SPLITS: Final = 16
 PASSWORD_VARIABLE: Final = "METRICS_PROVIDER_PASSWORD"  # noqa: S105 - a name
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class PrometheusOptions:
-    """
-    Where Prometheus is and how to ask it.
-
-    Args:
-        address: With its scheme, and with the path prefix if it has one.
-        token: Bearer token, or what reads it; ``None`` for none.
-        username: For basic authentication, where there is no token.
-        password: Belongs to the user name.
-        tls: How the server is checked.
-        catalogue_path: The user's catalogue; ``None`` for the built-in one alone.
-        host_labels: Labels that name the node, before those of the catalogue's own file.
-        host_suffix: What the source appends to the names of nodes.
-        go_scaling: Multiply every value by 100 whatever its unit, as the Go load-watcher does.
-        timeout_seconds: For a whole refresh.
-    """
-
-    address: str = DEFAULT_ADDRESS
-    token: Secret | None = field(default=None, repr=False)
-    username: str = ""
-    password: Secret | None = field(default=None, repr=False)
-    tls: TlsSettings = field(default_factory=TlsSettings)
-    catalogue_path: Path | None = None
-    host_labels: tuple[str, ...] = ()
-    host_suffix: str = ""
-    go_scaling: bool = False
-    timeout_seconds: float = 10.0
 
 
 class PrometheusProvider:
@@ -194,11 +160,8 @@ class PrometheusProvider:
     async def _refresh(self, window: Window, call: _Call) -> SampleBatch:
         await self._discover(call)
         chosen = self._discovery.chosen
-        columns: dict[str, Column] = {}
-        groups = [
-            [part for part in group if self._refused.get(part.query, (0.0, ""))[0] <= call.now]
-            for group in _plan(chosen, list_windows(window), self._catalogue, columns)
-        ]
+        plan = plan_queries(chosen, list_windows(window), self._catalogue)
+        groups = [[part for part in group if self._refused.get(part.query, (0.0, ""))[0] <= call.now] for group in plan.queries]
         answers = await _gather(self._ask(group, call) for group in groups if group)
         replies = [reply for answer, _ in answers for reply in answer]
         refused = {query: error for _, errors in answers for query, error in errors.items()}
@@ -206,12 +169,19 @@ class PrometheusProvider:
             raise QueryRefusedError(next(iter(refused.values())))
         self._refused = {query: (until, error) for query, (until, error) in self._refused.items() if until > call.now}
         self._refused |= {query: (call.now + REFUSED_SECONDS, error) for query, error in refused.items()}
-        joined = await asyncio.to_thread(self._join, replies, columns, chosen, call.now)
-        self._note(joined, replies, chosen, columns)
+        # The copy here, since the watch goes on; the rest in a thread, since 5,000 nodes are a hundred thousand series.
+        joined = await asyncio.to_thread(self._join, replies, plan.columns, chosen, self._nodes.copy(), call.now)
+        self._note(joined, replies, chosen)
         return joined.batch
 
-    def _join(self, replies: Sequence[VectorReply], columns: dict[str, Column], chosen: dict[str, ChosenMetric], now: float) -> JoinedBatch:
-        nodes = self._nodes.copy()
+    def _join(
+        self,
+        replies: Sequence[VectorReply],
+        columns: Mapping[str, Column],
+        chosen: dict[str, ChosenMetric],
+        nodes: tuple[dict[str, NodeCapacity], dict[str, tuple[str, ...]]] | None,
+        now: float,
+    ) -> JoinedBatch:
         resolver = NodeResolver(None if nodes is None else nodes[1], suffix=self._options.host_suffix)
         return build_batch(
             replies,
@@ -260,14 +230,11 @@ class PrometheusProvider:
 
         return await asyncio.get_running_loop().run_in_executor(threads, ask)
 
-    def _note(
-        self, joined: JoinedBatch, replies: Sequence[VectorReply], chosen: dict[str, ChosenMetric], columns: dict[str, Column]
-    ) -> None:
-        answering = {columns[key] for key in {labels[0] for reply in replies for labels in reply.labels} if key in columns}
+    def _note(self, joined: JoinedBatch, replies: Sequence[VectorReply], chosen: dict[str, ChosenMetric]) -> None:
         # Averages go on for a window after the last value, and the times may be those of other series.
         answered = {
             column.metric_key
-            for column in answering
+            for column in joined.answered
             if column.operator == LATEST or (column.operator != TIMES and LATEST not in chosen[column.metric_key].metric.operators)
         }
         silent = tuple(each.metric for key, each in chosen.items() if key not in answered)
@@ -312,32 +279,6 @@ class _Call:
     splits_left: int = MAX_SPLITS
 
 
-def _plan(
-    chosen: dict[str, ChosenMetric], windows: Sequence[Window], catalogue: Catalogue, columns: dict[str, Column]
-) -> tuple[list[Part], list[Part], list[Part]]:
-    """Write the parts of the three queries, and enter in *columns* what the series of each part are."""
-    newest: list[Part] = []
-    averages: list[Part] = []
-    deviations: list[Part] = []
-
-    def add(group: list[Part], column: Column, query: str) -> None:
-        key = f"{column.metric_key}/{column.operator}/{column.window or ''}"
-        columns[key] = column
-        group.append(Part(key, query))
-
-    for key, (metric, expression) in chosen.items():
-        if LATEST in metric.operators:
-            add(newest, Column(key, LATEST), write_newest(expression, catalogue))
-            if times := write_times(expression):
-                add(newest, Column(key, TIMES), times)
-        for window in windows:
-            if AVERAGE in metric.operators:
-                add(averages, Column(key, AVERAGE, window), write_average(expression, window, catalogue))
-            if STANDARD_DEVIATION in metric.operators:
-                add(deviations, Column(key, STANDARD_DEVIATION, window), write_deviation(expression, window, catalogue))
-    return newest, averages, deviations
-
-
 _Answer = tuple[list[VectorReply], dict[str, str]]
 
 
@@ -352,38 +293,10 @@ async def _gather(asking: Iterable[Awaitable[_Answer]]) -> list[_Answer]:
 
 def create_provider(settings: Settings) -> PrometheusProvider:
     """
-    Make the provider from the settings; with ENABLE_OPENSHIFT_AUTH what is not set comes from the pod's service account.
+    Make the provider from the settings.
 
     Raises:
         ProviderConfigError: If the address is none.
     """
-    token_file, ca_file = settings.provider_token_file, settings.provider_ca_file
-    if settings.openshift_auth:
-        ca_file = ca_file or SERVICE_ACCOUNT / "ca.crt"
-        token_file = token_file or SERVICE_ACCOUNT / "token"
-    options = PrometheusOptions(
-        address=settings.provider_address or DEFAULT_ADDRESS,
-        token=_choose_secret(settings.provider_token, token_file),
-        username=settings.provider_username,
-        password=_choose_secret(settings.provider_password, settings.provider_password_file),
-        tls=TlsSettings(
-            ca_file=ca_file,
-            verify=not settings.insecure_skip_verify,
-            certificate=settings.provider_cert_file,
-            key=settings.provider_key_file,
-            server_name=settings.provider_server_name,
-        ),
-        catalogue_path=settings.catalogue,
-        host_labels=settings.host_labels,
-        host_suffix=settings.host_suffix,
-        go_scaling=settings.go_scaling,
-        # A little less than the watcher's own deadline, so that the error says more than that time is over.
-        timeout_seconds=0.9 * settings.fetch_timeout_seconds,
-    )
-    return PrometheusProvider(options, ClusterNodes(settings.kubeconfig, request_timeout_seconds=settings.fetch_timeout_seconds))
-
-
-def _choose_secret(value: SecretStr | None, path: Path | None) -> Secret | None:
-    if value is not None:
-        return value.get_secret_value()
-    return None if path is None else path.read_text
+    nodes = ClusterNodes(settings.kubeconfig, request_timeout_seconds=settings.fetch_timeout_seconds)
+    return PrometheusProvider(read_options(settings), nodes)

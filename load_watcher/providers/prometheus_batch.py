@@ -60,10 +60,11 @@ class MetricJoin:
 
 @dataclass(frozen=True, slots=True)
 class JoinedBatch:
-    """The batch, and for each metric's key how its series were joined to nodes."""
+    """The batch, for each metric's key how its series were joined to nodes, and the columns of which there was any series."""
 
     batch: SampleBatch
     joins: Mapping[str, MetricJoin]
+    answered: frozenset[Column]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ def build_batch(
         members_known=capacities is not None,
         units=units,
     )
-    return JoinedBatch(batch, joins)
+    return JoinedBatch(batch, joins, frozenset(column for each in series.values() for column in each))
 
 
 _Hosts = tuple[str, ...]

@@ -25,7 +25,13 @@ from requests.adapters import HTTPAdapter
 from urllib3.exceptions import HTTPError, InsecureRequestWarning, ReadTimeoutError
 from urllib3.util.retry import Retry
 
-from load_watcher.errors import ProviderConfigError, ProviderError, ProviderReplyError, ProviderUnavailableError
+from load_watcher.errors import (
+    ProviderConfigError,
+    ProviderError,
+    ProviderRateLimitError,
+    ProviderReplyError,
+    ProviderUnavailableError,
+)
 from load_watcher.providers.endpoint import CA_FILE_REMEDY, make_status_error, make_tls_context, shorten
 
 NAME: Final = "Prometheus"
@@ -35,6 +41,8 @@ AUTH_REMEDY: Final = (
 )
 # 5,000 nodes with six metrics over three windows are some 25 MB.
 MAX_BODY_BYTES: Final = 512 * 1024 * 1024
+# After 429 without a time of the server's own.
+RATE_LIMIT_SECONDS: Final = 30.0
 _CHUNK_BYTES: Final = 1024 * 1024
 
 
@@ -195,7 +203,7 @@ class _QuerySession(requests.Session):
         with response:
             body = _read_body(response, call.deadline)
         if response.status_code != HTTPStatus.OK:
-            raise _refuse(response.status_code, body, call)
+            raise _refuse(response, body, call)
         decoded = _DecodedResponse()
         decoded.status_code = response.status_code
         decoded.reply = self._decoder.decode(body)
@@ -212,7 +220,8 @@ class _QuerySession(requests.Session):
         return ProviderUnavailableError(f"{NAME}: {self._address}: {said}; check METRICS_PROVIDER_ADDRESS and that the server runs")
 
 
-def _refuse(status: int, body: bytes, call: _Call) -> ProviderError:
+def _refuse(response: requests.Response, body: bytes, call: _Call) -> ProviderError:
+    status = response.status_code
     text, is_query = body[:10_000].decode(errors="replace"), False
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # then it is not the API's own error, and the text stands as it is
         error = msgspec.json.decode(body, type=_ErrorBody)
@@ -220,6 +229,12 @@ def _refuse(status: int, body: bytes, call: _Call) -> ProviderError:
     detail = shorten(text, call.secrets)
     if is_query:
         return QueryRefusedError(f"{NAME}: {status}: {detail}; check the expressions of the catalogue, or the limits of the server")
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        said = response.headers.get("Retry-After", "")
+        pause_seconds = float(said) if said.isdecimal() else RATE_LIMIT_SECONDS
+        return ProviderRateLimitError(
+            f"{NAME}: 429: {detail}; raise the limit, or LOAD_WATCHER_REFRESH_SECONDS", until_at=time.time() + pause_seconds
+        )
     return make_status_error(NAME, status, detail, auth_remedy=AUTH_REMEDY)
 
 

@@ -7,8 +7,11 @@ on real traces.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+import math
+from dataclasses import dataclass, fields
+from typing import Final, Self
+
+from load_watcher.nearest import suggest
 
 # Clocks of machines that run NTP agree to far less; a minute also covers a source that stamps the end of its interval.
 MAX_AHEAD_SECONDS: Final = 60.0
@@ -70,6 +73,40 @@ class QualityLimits:
     suspicion_share: float = 0.5
     grace_seconds: float = 180.0
     forget_seconds: float = 900.0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{each.name}={value:g}: a limit is a finite number above 0")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """
+        Read limits as a setting holds them; those that are not named keep their defaults.
+
+        Args:
+            text: For example ``grace_seconds=60, max_percent=120``; may be empty.
+
+        Raises:
+            ValueError: If a name is not known or a value is not a number above 0.
+
+        >>> QualityLimits.parse("grace_seconds=60").grace_seconds
+        60.0
+        """
+        defaults = {each.name: each.default for each in fields(cls)}
+        given: dict[str, float] = {}
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            name, _, value = (piece.strip() for piece in part.partition("="))
+            if name not in defaults:
+                raise ValueError(f"{name!r} is not a limit{suggest(name, defaults)}; write name=number, with commas between")
+            read = int if isinstance(defaults[name], int) else float
+            try:
+                given[name] = read(value)
+            except ValueError:
+                kind = "a whole number" if read is int else "a number"
+                raise ValueError(f"{name}: {value!r} is not {kind}; the default is {defaults[name]:g}") from None
+        return cls(**given)  # type: ignore[arg-type] # counts were read as int
 
 
 DEFAULT_LIMITS: Final = QualityLimits()

@@ -16,11 +16,13 @@ from load_watcher.samples import Window
 from load_watcher.server.errors import bad_parameter, from_history, no_history, unknown_node
 from load_watcher.server.handlers import WATCHER
 from load_watcher.server.parameters import parse_count, parse_instant, parse_window
-from load_watcher.server.views import describe, list_nodes
+from load_watcher.server.views import describe, describe_quality, list_nodes
 from trimaran_client.wire import CPU, encode_json
 
 _DEFAULT_NODES: Final = 500
 _MAX_NODES: Final = 5000
+_DEFAULT_REJECTED: Final = 50
+_MAX_REJECTED: Final = 200
 _DEFAULT_POINTS: Final = 1000
 _MAX_POINTS: Final = 10_000
 _DEFAULT_WINDOW: Final = Window(3600)
@@ -90,6 +92,12 @@ async def get_node_history(request: web.Request) -> web.Response:
 async def get_status(request: web.Request) -> web.Response:
     """Answer how the service does: source, refreshes, snapshot, history, quality."""
     return _json(describe(request.app[WATCHER]))
+
+
+async def get_quality(request: web.Request) -> web.Response:
+    """Answer which samples did not count, by which rule and with their value, and which nodes are not trusted."""
+    limit = parse_count(request, "limit", default=_DEFAULT_REJECTED, most=_MAX_REJECTED)
+    return _json(describe_quality(request.app[WATCHER], limit=limit))
 
 
 def _json(value: object) -> web.Response:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
-from load_watcher.server.api import get_node_history, get_nodes, get_status
+from load_watcher.server.api import get_node_history, get_nodes, get_quality, get_status
 from load_watcher.server.handlers import WATCHER, clean_path, count_requests, get_health, get_watcher
 from load_watcher.watcher import Watcher
 from trimaran_client import ops
@@ -22,6 +22,7 @@ def create_app(watcher: Watcher) -> web.Application:
     app.router.add_get("/api/v1/nodes", get_nodes)
     app.router.add_get("/api/v1/nodes/{node}/history", get_node_history)
     app.router.add_get("/api/v1/status", get_status)
+    app.router.add_get("/api/v1/quality", get_quality)
     ops.add_probes(app, live=watcher.live, ready=watcher.ready)
     ops.add_metrics(app, watcher.telemetry.registry)
     return app

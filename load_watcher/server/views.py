@@ -128,3 +128,70 @@ def _describe_history(memory: Memory | None) -> HistoryState:
         waiting_refreshes=file.waiting_refreshes,
         lost_refreshes=file.lost_refreshes,
     )
+
+
+class RejectedSample(msgspec.Struct, frozen=True, rename="camel"):
+    """A sample that did not count; ``detail`` shows its value."""
+
+    judged_at: float
+    node: str
+    metric: str
+    rule: str
+    detail: str
+
+
+class JumpedSample(msgspec.Struct, frozen=True, rename="camel"):
+    """A sample that counts, and is far outside the range of the node's recent ones."""
+
+    judged_at: float
+    node: str
+    metric: str
+    value: float
+    lowest: float
+    highest: float
+
+
+class QuarantinedNode(msgspec.Struct, frozen=True, rename="camel"):
+    """A node whose data is not trusted."""
+
+    node: str
+    reason: str
+    since_at: float
+
+
+class QualityView(msgspec.Struct, frozen=True, rename="camel"):
+    """
+    Answer of ``GET /api/v1/quality``.
+
+    ``verdicts`` counts the samples of the last refresh; ``rejected_total`` those of each rule since the start; ``rejected`` and ``jumps``
+    are the newest, newest first, ``limit`` of each.
+    """
+
+    suspicion: str | None
+    verdicts: dict[str, int]
+    rejected_total: dict[str, int]
+    quarantined: list[QuarantinedNode]
+    missing: dict[str, float]
+    rejected: list[RejectedSample]
+    jumps: list[JumpedSample]
+
+
+def describe_quality(watcher: Watcher, *, limit: int) -> QualityView:
+    """Answer what the last refreshes were worth."""
+    log = watcher.quality
+    rejected = [
+        RejectedSample(judged_at, each.node, each.metric_type, each.rule, each.detail) for judged_at, each in reversed(log.rejected)
+    ]
+    jumps = [
+        JumpedSample(judged_at, each.node, each.metric_type, each.value, each.lowest, each.highest)
+        for judged_at, each in reversed(log.jumps)
+    ]
+    return QualityView(
+        suspicion=log.report.suspicion,
+        verdicts=dict(log.report.verdict_counts),
+        rejected_total=dict(log.counts),
+        quarantined=[QuarantinedNode(node, each.reason, each.since_at) for node, each in sorted(log.report.quarantined.items())],
+        missing=dict(log.report.missing),
+        rejected=rejected[:limit],
+        jumps=jumps[:limit],
+    )

@@ -19,7 +19,8 @@ import yaml
 from aiohttp import web
 
 from load_watcher.providers.nodes import ClusterNodes
-from load_watcher.providers.prometheus import PrometheusOptions, PrometheusProvider
+from load_watcher.providers.prometheus import PrometheusProvider
+from load_watcher.providers.prometheus_options import PrometheusOptions
 from tests.conformance.cases import Case, Outcome
 from tests.conformance.wire_replies import MAX_PERCENT, Answer, Metrics, compare_error, compare_nodes, judge_gets, read_go
 from tests.fakes.prometheus_server import PrometheusServer, Vector

@@ -17,8 +17,9 @@ import pytest_asyncio
 import yaml
 
 from load_watcher.providers.nodes import ClusterNodes
-from load_watcher.providers.prometheus import PrometheusOptions, PrometheusProvider
+from load_watcher.providers.prometheus import PrometheusProvider
 from load_watcher.providers.prometheus_http import TlsSettings
+from load_watcher.providers.prometheus_options import PrometheusOptions
 from load_watcher.samples import FIFTEEN_MINUTES, SampleBatch
 from tests.e2e.prometheus import (
     PASSWORD,

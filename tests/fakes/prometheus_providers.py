@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from load_watcher.providers.nodes import ClusterNodes
-from load_watcher.providers.prometheus import PrometheusOptions, PrometheusProvider
+from load_watcher.providers.prometheus import PrometheusProvider
+from load_watcher.providers.prometheus_options import PrometheusOptions
 
 RULE = "instance:node_cpu_utilisation:rate5m"
 OTHER_RULE = "instance:node_cpu_utilisation:rate1m"

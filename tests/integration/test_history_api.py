@@ -165,6 +165,45 @@ async def test_report_28_an_expired_node_is_left_out_with_the_reason_and_still_l
     assert (await service.get("/watcher?host=n1"))[0] == 200
 
 
+async def test_a_node_that_cannot_be_trusted_is_left_out_with_the_reason_and_returns_by_itself(service: Service) -> None:
+    """Three impossible values in a row; each is shown with its rule and value; three good ones end it."""
+    for value in (40.0, 41.0, -1.0, -2.0, -3.0):
+        await service.refresh(make_batch({"n1": value, "n2": 5.0}, sampled_at=service.clock.now + 30))
+    status, body = await service.get("/watcher?host=n1")
+    assert (status, body["error"]) == (404, "node_quarantined")
+    assert "impossible" in body["message"]
+    _, nodes = await service.get("/api/v1/nodes")
+    assert [(node["name"], node["status"]) for node in nodes["nodes"]] == [("n1", "quarantined"), ("n2", "ok")]
+    _, quality = await service.get("/api/v1/quality?limit=2")
+    assert quality["rejectedTotal"] == {"negative": 3}
+    assert [(each["node"], each["rule"], each["detail"]) for each in quality["rejected"]] == [
+        ("n1", "negative", "value -3"),
+        ("n1", "negative", "value -2"),
+    ]
+    assert [each["node"] for each in quality["quarantined"]] == ["n1"]
+    for value in (42.0, 43.0, 44.0):
+        await service.refresh(make_batch({"n1": value, "n2": 5.0}, sampled_at=service.clock.now + 30))
+    assert (await service.metrics())["Latest"] == (44.0, "")
+
+
+async def test_the_loss_of_most_nodes_at_once_is_not_believed_at_first(service: Service) -> None:
+    """The last good values stay, with their age, until the grace is over; then the nodes are gone."""
+    everything = {f"n{index}": 50.0 for index in range(10)}
+    for _ in range(3):
+        await service.refresh(make_batch(everything, sampled_at=service.clock.now + 30))
+    await service.refresh(make_batch({"n0": 50.0}, sampled_at=service.clock.now + 30))
+    _, body = await service.get("/watcher")
+    statuses = {node["status"] for name, node in body["data"]["NodeMetricsMap"].items() if name != "n0"}
+    assert (len(body["data"]["NodeMetricsMap"]), statuses) == (10, {"late"})
+    _, quality = await service.get("/api/v1/quality")
+    assert quality["suspicion"]
+    for _ in range(8):
+        await service.refresh(make_batch({"n0": 50.0}, sampled_at=service.clock.now + 30))
+    _, body = await service.get("/watcher")
+    assert list(body["data"]["NodeMetricsMap"]) == ["n0"]
+    assert (await service.get("/api/v1/quality"))[1]["suspicion"] is None
+
+
 async def test_nodes_come_in_pages_by_name(service: Service) -> None:
     await service.refresh(make_batch({f"n{index}": 1.0 for index in range(5)}, sampled_at=NOW))
     seen, path = [], "/api/v1/nodes?limit=2"

@@ -159,11 +159,19 @@ class TestReading:
         for node, metric_type in (("unknown", "CPU"), ("n", "Memory")):
             assert (await store.read(node, metric_type, start_at=0, end_at=NOW + 900, step_seconds=60)).values.tolist() == []
 
+    async def test_a_sample_that_is_older_than_its_refresh_counts_where_it_was_measured(self, store: HistoryStore) -> None:
+        for at in (NOW, NOW + 60):
+            await store.append(make_batch({"late": at - NOW, "n": 1}, sampled_at={"late": at - 90, "n": at}), fetched_at=at)
+        page = await store.read("late", "CPU", start_at=NOW - 30, end_at=NOW + 600, step_seconds=60)
+        assert page.values.tolist() == [], "its samples are of 90 and of 30 s before"
+        page = await store.read("late", "CPU", start_at=NOW - 31, end_at=NOW - 30, step_seconds=60)
+        assert page.values.tolist() == [60.0]
+
     async def test_a_long_window_is_that_of_a_ring(self, store: HistoryStore) -> None:
         ring = SampleRing()
         for position in range(100):
             at = NOW + 30 * position
-            batch = make_batch({"a": position, **({"b": position} if position % 3 else {})}, sampled_at={"a": at, "b": at - 45})
+            batch = make_batch({"a": position, **({"b": position} if position % 4 else {})}, sampled_at={"a": at, "b": at - 45})
             ring.append(batch)
             await store.append(batch, fetched_at=at)
         limits = {"start_at": NOW + 600, "end_at": NOW + 2400}
@@ -216,8 +224,19 @@ class TestRetention:
             assert await store._file.fetch("SELECT count(*) FROM node_sets") == [(4,)]
             await store.prune(start_at + 40 * 86400)
             assert await store._file.fetch("SELECT count(*) FROM node_sets") == [(0,)]
-            await append(store, 5)
+            await store.append(make_batch({"a": 5, "n3": 2.0}), fetched_at=NOW)
             assert values_of(await load(store, averages=True)) == [5]
+
+    async def test_a_refresh_belongs_to_the_five_minutes_of_its_newest_sample(self, path: Path) -> None:
+        start_at = NOW - NOW % 300
+        async with HistoryStore(path, retention=Retention(sample_seconds=600)) as store:
+            for position, value in enumerate([1.0, 2.0, 9.0]):
+                at = start_at + 120 * (position + 1)
+                await store.append(make_batch({"n": value, "late": value}, sampled_at={"n": at, "late": at - 90}), fetched_at=at)
+            assert await store.prune(start_at + 3600) == 3
+            averages = await load(store, averages=True)
+        assert values_of(averages) == [1.5, 9.0]
+        assert [(each.batch.sampled_at - start_at).tolist() for each in averages] == [[240, 150], [360, 270]]
 
     async def test_a_file_that_is_too_large_loses_the_oldest(self, path: Path) -> None:
         bound_bytes = 400_000

@@ -58,6 +58,9 @@ async def test_the_ring_is_filled_again_after_a_restart(path: Path, clock: FakeC
     ring = SampleRing()
     async with make_writer(path, clock, ring) as writer:
         assert writer.status.filled_refreshes == 120, "of the last hour"
+        await submit(writer, clock, 0)
+        assert writer.status.filled_refreshes == 120, "once"
+    clock.move(-30)
     [average] = ring.aggregate(["AVG"], end_at=clock.now)
     # Fifteen minutes are thirty refreshes: 170 to 199.
     assert (average.values.tolist(), average.window_seconds.tolist()) == ([184.5], [900])
@@ -170,6 +173,7 @@ async def test_a_full_disk_keeps_the_last_refreshes_waiting(path: Path, clock: F
     with capture_logs() as logs:
         async with make_writer(path, clock) as writer:
             await submit(writer, clock, 0)
+            store = writer.store
             with monkeypatch.context() as patch:
                 patch.setattr(HistoryStore, "append", refuse)
                 await submit(writer, clock, *range(1, 13))
@@ -177,6 +181,7 @@ async def test_a_full_disk_keeps_the_last_refreshes_waiting(path: Path, clock: F
                 assert status.failure is not None
                 assert (status.failure.cause, status.waiting_refreshes, status.lost_refreshes) == ("full", 10, 2)
             await submit(writer, clock, 13)
+            assert writer.store is store, "opening it anew would need space"
             assert (writer.status.failure, writer.status.waiting_refreshes, writer.status.lost_refreshes) == (None, 0, 3)
     assert await values_in(path) == [0, *range(4, 14)]
     assert [log["event"] for log in logs] == ["history is not written, the service goes on from memory", "history is written again"]
@@ -193,14 +198,15 @@ async def test_a_disk_that_does_not_answer_stops_nobody(path: Path, clock: FakeC
 
     async with make_writer(path, clock) as writer:
         monkeypatch.setattr(HistoryStore, "append", append_late)
-        for value in range(13):
-            writer.submit(make_batch({"n": value}, sampled_at=NOW + value), fetched_at=NOW)
+        writer.submit(make_batch({"n": 0}, sampled_at=NOW), fetched_at=NOW)
         await asked.wait()
+        for value in range(1, 13):
+            writer.submit(make_batch({"n": value}, sampled_at=NOW + value), fetched_at=NOW)
         assert (writer.status.waiting_refreshes, writer.status.lost_refreshes) == (10, 3)
         assert not await writer.flush(0)
         answers.set()
         assert await writer.flush(DEADLINE_SECONDS)
-    assert await values_in(path) == list(range(3, 13))
+    assert await values_in(path) == [0, *range(3, 13)], "the first was on its way"
 
 
 async def test_a_service_ends_although_its_disk_does_not_answer(path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,11 @@ from load_watcher.errors import (
     ProviderAuthError,
     ProviderConfigError,
     ProviderError,
+    ProviderRateLimitError,
     ProviderReplyError,
     ProviderUnavailableError,
 )
-from load_watcher.providers import prometheus
+from load_watcher.providers import prometheus, prometheus_options
 from load_watcher.providers.prometheus import PrometheusProvider, create_provider
 from load_watcher.providers.prometheus_http import TlsSettings
 from load_watcher.samples import FIFTEEN_MINUTES
@@ -170,7 +171,7 @@ async def test_report_51_openshift_takes_ca_and_token_of_the_service_account_unl
 ) -> None:
     tls_server.write_ca_file(tmp_path).rename(tmp_path / "ca.crt")
     (tmp_path / "token").write_text("from-the-account")
-    monkeypatch.setattr(prometheus, "SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.setattr(prometheus_options, "SERVICE_ACCOUNT", tmp_path)
     monkeypatch.setenv("ENABLE_OPENSHIFT_AUTH", "true")
     monkeypatch.setenv("METRICS_PROVIDER_ADDRESS", at_localhost(tls_server))
     monkeypatch.setenv("KUBE_CONFIG", __file__)
@@ -261,7 +262,7 @@ def of_kind(kind: str) -> Fault:
         (of_status(401), ProviderAuthError, "METRICS_PROVIDER_TOKEN"),
         (of_status(403), ProviderAuthError, "may query"),
         (of_status(404), ProviderConfigError, "check METRICS_PROVIDER_ADDRESS"),
-        (of_status(429), ProviderReplyError, "429"),
+        (of_status(429), ProviderRateLimitError, "429"),
         (of_status(500), ProviderUnavailableError, "500 Internal Server Error: for a reason"),
         (of_status(503), ProviderUnavailableError, "503"),
         (reply(422, {"status": "error", "errorType": "execution", "error": "too many samples"}), ProviderReplyError, "too many samples"),
@@ -284,6 +285,14 @@ async def test_report_19_a_failure_is_an_error_with_its_cause_and_remedy(
     assert said in str(error)
     # One refusal may be halved for its cause, but is no reason for a storm.
     assert len(server.requests) <= 3 + 2 * prometheus.MAX_SPLITS
+
+
+async def test_a_rate_limit_tells_when_it_ends(server: PrometheusServer, tmp_path: Path) -> None:
+    server.faults.extend([reply(429, headers={"Retry-After": "120"})] * 5)
+    before = time.time()
+    error = await fail(make_provider(server.url, tmp_path))
+    assert isinstance(error, ProviderRateLimitError)
+    assert before + 120 <= error.until_at <= time.time() + 120
 
 
 async def test_a_refused_connection_names_the_address(tmp_path: Path) -> None:

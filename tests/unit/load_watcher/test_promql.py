@@ -40,4 +40,4 @@ def test_many_parts_nest_only_as_deep_as_a_balanced_tree() -> None:
         depth += (character == "(") - (character == ")")
         deepest = max(deepest, depth)
     assert (depth, deepest) == (0, 10)
-    assert query.count(" or on ") == 999
+    assert query.count(" or ") == 999

@@ -113,3 +113,28 @@ def test_whatever_comes_in_only_finite_possible_values_go_on(samples: list[tuple
     present = values[~np.isnan(values)]
     assert np.all((present >= 0) & (present <= LIMITS.max_percent))
     assert len(present) + len(report.rejections) == int((~np.isnan(batch.latest["CPU"])).sum())
+
+
+def test_limits_can_be_written_as_text() -> None:
+    assert QualityLimits.parse("") == LIMITS
+    limits = QualityLimits.parse(" grace_seconds = 60,stuck_samples=20, ")
+    assert (limits.grace_seconds, limits.stuck_samples, limits.max_percent) == (60.0, 20, LIMITS.max_percent)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("grace_second=60", r"'grace_second' is not a limit \(did you mean grace_seconds\?\)"),
+        ("stuck_samples=1.5", "stuck_samples: '1.5' is not a whole number; the default is 10"),
+        ("max_percent", "max_percent: '' is not a number; the default is 110"),
+        ("max_percent=0", "max_percent=0: a limit is a finite number above 0"),
+        ("max_percent=nan", "max_percent=nan: a limit is a finite number above 0"),
+    ],
+)
+def test_a_wrong_limit_is_named_with_the_remedy(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        QualityLimits.parse(text)
+
+
+def test_a_limit_that_was_set_applies() -> None:
+    assert assess(make_batch({"n1": 115.0}), NOW, limits=QualityLimits(max_percent=120)).rejections == ()

@@ -190,8 +190,12 @@ async def test_rejected_samples_are_counted_each_time_and_logged_when_a_rule_is_
     with capture_logs() as logs:
         for _ in range(5):
             await watcher.tick()
-    assert [log["counts"] for log in logs] == [{"negative": 1}, {"negative": 1, "over_capacity": 1}, {"negative": 1}]
-    assert logs[0]["example"] == "n1, CPU: negative, value -1"
+    assert [log["event"].partition(";")[0] for log in logs] == [
+        "samples rejected: negative 1",
+        "samples rejected: negative 1, over_capacity 1",
+        "samples rejected: negative 1",
+    ]
+    assert logs[0]["event"].endswith("for example n1, CPU: negative, value -1")
     assert watcher.telemetry.registry.get_sample_value("load_watcher_rejected_samples_total", {"rule": "negative"}) == 4
 
 
