@@ -21,6 +21,7 @@ from aiohttp import web
 
 import load_watcher
 from load_watcher.clock import Clock, SystemClock
+from load_watcher.doctor import run_doctor
 from load_watcher.errors import LoadWatcherError, SettingsError
 from load_watcher.export import FORMATS, export_history
 from load_watcher.history.memory import Memory
@@ -47,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _make_parser().parse_args(argv)
     if arguments.command == "export":
         return _export(arguments)
+    if arguments.command == "doctor":
+        configure_logging("critical")
+        return run_doctor(clock=SystemClock(), as_json=arguments.output == "json", make_memory=_make_memory)
     try:
         settings, warnings = load_settings(list_provider_names())
     except SettingsError as error:
@@ -160,6 +164,8 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"load-watcher {load_watcher.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     commands.add_parser("serve", help="serve; the same as no command")
+    doctor = commands.add_parser("doctor", help="check step by step what the service would do here, and what is wrong")
+    doctor.add_argument("--output", choices=("text", "json"), default="text", help="how to print  [%(default)s]")
     export = commands.add_parser("export", help="write a range of history, for the provider Recorded or for other tools")
     export.add_argument("history", type=Path, help="the file that LOAD_WATCHER_HISTORY names; a running service may go on with it")
     export.add_argument("--last", type=Window.parse, metavar="SPAN", help="only the last 30m, 6h, 7d, …; everything if not given")
@@ -191,6 +197,7 @@ def _make_epilog() -> str:
         "  load-watcher",
         "  METRICS_PROVIDER_NAME=KubernetesMetricsServer KUBE_CONFIG=~/.kube/config load-watcher",
         "  LOAD_WATCHER_HISTORY=/var/lib/load-watcher/history.db load-watcher",
+        "  load-watcher doctor",
         "  load-watcher export /var/lib/load-watcher/history.db --last 1d --output day.jsonl",
         "  METRICS_PROVIDER_NAME=Recorded METRICS_PROVIDER_ADDRESS=day.jsonl LOAD_WATCHER_BIND=:2020 load-watcher",
     ]

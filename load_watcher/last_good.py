@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from load_watcher.quality import MAX_AHEAD_SECONDS, QualityReport
-from load_watcher.samples import NodeInfo, SampleBatch, Window
+from load_watcher.samples import NodeInfo, Origins, SampleBatch, Window
 from trimaran_client.units import BoolArray, FloatArray, IntArray, freeze
 from trimaran_client.wire import LATEST
 
@@ -44,11 +44,13 @@ class Column:
         values: Percent of capacity; NaN = absent.
         sampled_at: When each was measured, Unix seconds; NaN where absent.
         is_new: Whether the newest refresh brought it.
+        origins: Which of several sources each is from; empty where there is one source.
     """
 
     values: FloatArray
     sampled_at: FloatArray
     is_new: BoolArray
+    origins: Origins = ()
 
     def __post_init__(self) -> None:
         for array in (self.values, self.sampled_at, self.is_new):
@@ -94,7 +96,11 @@ def merge(previous: LastGood | None, report: QualityReport, *, now: float, expir
     incoming = _columns_of(batch)
     new_rows, held_rows = _find_rows(nodes, batch.nodes), _find_rows(nodes, held.nodes)
     columns = {
-        key: _merge_column(_take(incoming.get(key), new_rows), _take(held.columns.get(key), held_rows), now, expired_seconds)
+        key: _merge_origins(
+            _merge_column(_take(incoming.get(key), new_rows), _take(held.columns.get(key), held_rows), now, expired_seconds),
+            _take_origins(incoming.get(key), new_rows),
+            _take_origins(held.columns.get(key), held_rows),
+        )
         for key in {**incoming, **held.columns}
     }
     infos = tuple(
@@ -114,7 +120,7 @@ def carry_over(previous: LastGood, *, now: float, expired_seconds: float) -> Las
     columns = {}
     for key, column in previous.columns.items():
         values, sampled_at = _expire(column.values, column.sampled_at, now, expired_seconds)
-        columns[key] = Column(values, sampled_at, np.zeros(len(previous.nodes), dtype=np.bool_))
+        columns[key] = Column(values, sampled_at, np.zeros(len(previous.nodes), dtype=np.bool_), column.origins)
     held = replace(previous, columns=columns)
     return _drop_unlisted(held, 0, now - FORGOTTEN_AFTER_EXPIRIES * expired_seconds)
 
@@ -125,7 +131,14 @@ def _columns_of(batch: SampleBatch) -> dict[ColumnKey, Column]:
     }
     keyed |= {ColumnKey(item.metric_type, item.operator, item.window, item.name, item.unit): item.values for item in batch.aggregates}
     everywhere = np.ones(len(batch.nodes), dtype=np.bool_)
-    return {key: Column(values, batch.sampled_at, everywhere) for key, values in keyed.items()}
+    columns = {key: Column(values, batch.times_of(key.metric_type), everywhere) for key, values in keyed.items()}
+    for metric_type, origins in batch.origins.items():
+        key = ColumnKey(metric_type, LATEST, None, "", batch.units.get(metric_type, ""))
+        columns[key] = replace(columns[key], origins=origins)
+    for item in batch.aggregates:
+        key = ColumnKey(item.metric_type, item.operator, item.window, item.name, item.unit)
+        columns[key] = replace(columns[key], origins=item.origins)
+    return columns
 
 
 def _find_rows(nodes: tuple[str, ...], listed: tuple[str, ...]) -> IntArray:
@@ -160,13 +173,27 @@ def _merge_column(new: tuple[FloatArray, FloatArray], held: tuple[FloatArray, Fl
     return Column(values, sampled_at, is_new)
 
 
+def _take_origins(column: Column | None, rows: IntArray) -> Origins:
+    if column is None or not column.origins:
+        return ()
+    return tuple(column.origins[row] if row != _ABSENT else "" for row in rows.tolist())
+
+
+def _merge_origins(column: Column, new: Origins, held: Origins) -> Column:
+    if not new and not held:
+        return column
+    nothing = ("",) * len(column.values)
+    origins = zip(column.is_new.tolist(), new or nothing, held or nothing, strict=True)
+    return replace(column, origins=tuple(fresh if is_new else old for is_new, fresh, old in origins))
+
+
 def _expire(values: FloatArray, sampled_at: FloatArray, now: float, expired_seconds: float) -> tuple[FloatArray, FloatArray]:
     is_good = (now - sampled_at <= expired_seconds) & ~np.isnan(values)
     return np.where(is_good, values, np.nan), np.where(is_good, sampled_at, np.nan)
 
 
 def _drop_unlisted(good: LastGood, listed: int, forgotten_at: float) -> LastGood:
-    """Drop columns without a value, and nodes that nothing vouches for any more: beyond the first *listed*, not measured since *forgotten_at*."""
+    """Drop columns without a value, and nodes that nobody vouches for: beyond the first *listed*, not measured since *forgotten_at*."""
     columns = {key: column for key, column in good.columns.items() if not np.isnan(column.values).all()}
     keep = np.ones(len(good.nodes), dtype=np.bool_)
     if not good.members_known:
@@ -177,7 +204,10 @@ def _drop_unlisted(good: LastGood, listed: int, forgotten_at: float) -> LastGood
     return LastGood(
         good.source,
         tuple(good.nodes[row] for row in rows.tolist()),
-        {key: Column(column.values[rows], column.sampled_at[rows], column.is_new[rows]) for key, column in columns.items()},
+        {
+            key: Column(column.values[rows], column.sampled_at[rows], column.is_new[rows], _take_origins(column, rows))
+            for key, column in columns.items()
+        },
         tuple(good.infos[row] for row in rows.tolist()),
         good.members_known,
         good.seen_at[rows],

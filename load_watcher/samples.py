@@ -18,6 +18,9 @@ from trimaran_client.wire import ResourceQuantities
 # What `unit` says of a value in percent of capacity; where nothing is said, CPU and Memory are that and other types are not known.
 PERCENT = "percent"
 
+# Of several sources at once: which one each value is from, one name for each node; empty where there is one source.
+Origins = tuple[str, ...]
+
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 _SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -81,6 +84,7 @@ class Aggregate:
     window: Window | None
     values: FloatArray
     unit: str = ""
+    origins: Origins = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,8 @@ class SampleBatch:
         rejections: Samples that the provider itself could not use.
         members_known: Whether ``nodes`` is the cluster's own list: then a node that it lacks is gone.
         units: Metric type → unit of its newest values; without one, CPU and Memory are percent of capacity.
+        times: Metric type → when its newest values were measured, where that is not ``sampled_at``.
+        origins: Metric type → the source of each newest value, where there are several sources.
     """
 
     source: str
@@ -119,10 +125,12 @@ class SampleBatch:
     rejections: tuple[Rejection, ...] = ()
     members_known: bool = True
     units: Mapping[str, str] = field(default_factory=dict)
+    times: Mapping[str, FloatArray] = field(default_factory=dict)
+    origins: Mapping[str, Origins] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = (len(self.nodes),)
-        columns = [self.sampled_at, *self.latest.values(), *(a.values for a in self.aggregates)]
+        columns = [self.sampled_at, *self.latest.values(), *self.times.values(), *(a.values for a in self.aggregates)]
         if any(column.shape != shape or column.dtype != np.float64 for column in columns):
             raise ValueError(f"each column of a batch is float64 with one row for each of its {len(self.nodes)} nodes")
         if self.infos and len(self.infos) != len(self.nodes):
@@ -131,3 +139,7 @@ class SampleBatch:
             raise ValueError("a node name stands twice in the batch")
         for column in columns:
             freeze(column)
+
+    def times_of(self, metric_type: str) -> FloatArray:
+        """Answer when the newest values of a metric were measured, Unix seconds, shape (nodes,)."""
+        return self.times.get(metric_type, self.sampled_at)

@@ -24,7 +24,7 @@ _PREFIXES: Final = ("LOAD_WATCHER_", "METRICS_PROVIDER_")
 # What Kubernetes puts into every pod for a Service (documentation, "Service", environment variables), after the name of the Service.
 _SERVICE_VARIABLE: Final = re.compile(r"SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")
 _SERVICE_HOST: Final = "SERVICE_HOST"
-_SECRET: Final = frozenset({"METRICS_PROVIDER_TOKEN", "METRICS_PROVIDER_PASSWORD"})
+SECRET_VARIABLES: Final = frozenset({"METRICS_PROVIDER_TOKEN", "METRICS_PROVIDER_PASSWORD"})
 # User and password in an address.
 _CREDENTIALS: Final = re.compile(r"//[^/\s]*@")
 _RECORDED: Final = "Recorded"
@@ -110,6 +110,12 @@ class Settings(BaseSettings):
         "METRICS_PROVIDER_NAME",
         None,
         "where the metrics come from; not set: KubernetesMetricsServer if there are in-cluster files or a kubeconfig, else Local",
+    )
+    sources: ExistingFile | None = _variable(
+        "LOAD_WATCHER_SOURCES",
+        None,
+        "YAML file for several providers: under the name of each the variables that it alone has",
+        "give the path of a file that this user can read",
     )
     provider_address: str | None = _variable(
         "METRICS_PROVIDER_ADDRESS", None, "address of the source; for Recorded the path of the file", "set it to the path of a recording"
@@ -304,20 +310,25 @@ def load_settings(known_providers: Collection[str]) -> tuple[Settings, tuple[str
         # A value is placed under its variable, a default under its field.
         places = variables | dict(zip(Settings.model_fields, variables.values(), strict=True))
         problems = [_describe(detail, places[str(detail["loc"][0])]) for detail in error.errors(include_url=False)]
-    provider = os.environ.get("METRICS_PROVIDER_NAME")
-    if provider and provider not in known_providers:
-        known = ", ".join(sorted(known_providers))
-        problems.append(f"METRICS_PROVIDER_NAME={provider!r}: no such provider{suggest(provider, known_providers)}; use one of {known}")
+    for provider in split_names(os.environ.get("METRICS_PROVIDER_NAME", "")):
+        if provider not in known_providers:
+            known = ", ".join(sorted(known_providers))
+            problems.append(f"METRICS_PROVIDER_NAME={provider!r}: no such provider{suggest(provider, known_providers)}; use one of {known}")
     if settings is None or problems:
         raise SettingsError([*problems, *warnings])
     return settings, warnings
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Split a list of names at commas; one that stands twice counts once."""
+    return tuple(dict.fromkeys(name for word in text.split(",") if (name := word.strip())))
 
 
 def _describe(detail: ErrorDetails, variable: Variable) -> str:
     cause = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else detail["msg"][:1].lower() + detail["msg"][1:]
     if variable.name not in os.environ:
         value = f"={variable.default} (the default)" if variable.default else " (not set)"
-    elif variable.name in _SECRET:
+    elif variable.name in SECRET_VARIABLES:
         value = " (value not shown)"
     else:
         value = f"={_CREDENTIALS.sub('//…@', os.environ[variable.name])!r}"

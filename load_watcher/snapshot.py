@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -23,7 +23,7 @@ from msgspec import UNSET, UnsetType
 
 from load_watcher.history.aggregate import WindowAggregate
 from load_watcher.last_good import LastGood
-from load_watcher.samples import PERCENT, Window
+from load_watcher.samples import PERCENT, Origins, Window
 from trimaran_client.units import FloatArray
 from trimaran_client.wire import (
     AVERAGE,
@@ -103,6 +103,7 @@ class _Served(NamedTuple):
     unit: str
     rollups: str | list[str]
     values: FloatArray
+    origins: Origins = ()
 
 
 def build_metrics(
@@ -136,9 +137,10 @@ def build_metrics(
         rollups = itertools.repeat(column.rollups) if isinstance(column.rollups, str) else column.rollups
         # Adding zero makes a negative zero positive.
         values = (np.round(column.values, DECIMAL_PLACES) + 0.0).tolist()
-        for row, (value, rollup) in enumerate(zip(values, rollups, strict=False)):
+        origins: Iterable[str | UnsetType] = column.origins or itertools.repeat(UNSET)
+        for row, (value, rollup, origin) in enumerate(zip(values, rollups, origins, strict=False)):
             if not math.isnan(value):
-                metrics[row].append(Metric(column.name, column.metric_type, column.operator, rollup, value, unit))
+                metrics[row].append(Metric(column.name, column.metric_type, column.operator, rollup, value, unit, origin))
     newest = _find_newest(good)
     statuses = _find_statuses(good, newest, now, stale_seconds)
     nodes: dict[str, NodeMetrics | None] = {
@@ -163,7 +165,9 @@ def _known(quantities: ResourceQuantities) -> ResourceQuantities | UnsetType:
 
 def _served(good: LastGood) -> Iterator[_Served]:
     for key, column in good.columns.items():
-        yield _Served(key.metric_type, key.operator, key.name, key.unit, "" if key.window is None else str(key.window), column.values)
+        yield _Served(
+            key.metric_type, key.operator, key.name, key.unit, "" if key.window is None else str(key.window), column.values, column.origins
+        )
 
 
 def _served_aggregates(good: LastGood, aggregates: Sequence[WindowAggregate]) -> Iterator[_Served]:

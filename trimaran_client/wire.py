@@ -31,7 +31,8 @@ class Metric(msgspec.Struct, frozen=True, gc=False):
     """
     One value of one node; ``rollup`` names the window it covers.
 
-    ``unit`` is ours, and there where the value is not percent of capacity and its unit is known; the Go client skips it.
+    ``unit`` is ours, and there where the value is not percent of capacity and its unit is known. So is ``source``: which of several sources
+    the value is from. The Go client skips both.
     """
 
     name: str | None = ""
@@ -40,6 +41,7 @@ class Metric(msgspec.Struct, frozen=True, gc=False):
     rollup: str | None = ""
     value: float | None = None
     unit: str | msgspec.UnsetType | None = msgspec.UNSET
+    source: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Metadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):

@@ -121,7 +121,7 @@ class HistoryStore(HistoryReader):
         pruned += await self._delete(await self._find_excess())
         if pruned:
             await self._drop_node_sets()
-            await self._shrink()
+        await self._shrink()
         return pruned
 
     async def _average_oldest(self, kept_from_ms: int) -> int:

@@ -10,16 +10,21 @@ from collections.abc import Callable
 from importlib import import_module, metadata
 from typing import Final, NamedTuple
 
+from load_watcher.clock import SystemClock
 from load_watcher.errors import ProviderConfigError
 from load_watcher.nearest import suggest
 from load_watcher.providers.base import MetricsProvider
-from load_watcher.settings import Settings
+from load_watcher.providers.several import SeveralProvider
+from load_watcher.settings import Settings, split_names
+from load_watcher.source_settings import load_source_settings
 from trimaran_client.kube import find_access
 
 ENTRY_POINT_GROUP: Final = "load_watcher.providers"
 
 METRICS_SERVER: Final = "KubernetesMetricsServer"
 LOCAL: Final = "Local"
+
+_SOURCE_SHARE: Final = 0.8
 
 ProviderFactory = Callable[[Settings], MetricsProvider]
 
@@ -33,6 +38,8 @@ _BUILT_IN: Final = {
     METRICS_SERVER: _BuiltIn("load_watcher.providers.metrics_server:create_provider", "service"),
     LOCAL: _BuiltIn("load_watcher.providers.local:create_provider", "service"),
     "Prometheus": _BuiltIn("load_watcher.providers.prometheus:create_provider", "service,prometheus"),
+    "Datadog": _BuiltIn("load_watcher.providers.datadog:create_provider", "service"),
+    "SignalFx": _BuiltIn("load_watcher.providers.signalfx:create_provider", "service,signalfx"),
     "Recorded": _BuiltIn("load_watcher.providers.recorded:create_provider", "service"),
 }
 
@@ -63,12 +70,20 @@ def choose_provider(settings: Settings) -> ProviderChoice:
 
 def create_provider(name: str, settings: Settings) -> MetricsProvider:
     """
-    Make the provider of that name; it does no I/O until it is entered.
+    Make the provider of that name, or one that asks several, separated by commas, the best first; it does no I/O until it is entered.
 
     Raises:
         ProviderConfigError: If there is no such provider, it is not installed, or it cannot be made from these settings.
+        SettingsError: If the file with the settings of several cannot be used.
     """
-    return _load_factory(name)(settings)
+    names = split_names(name)
+    of_source = load_source_settings(settings, names)
+    providers = [_load_factory(each)(of_source[each]) for each in names]
+    if len(providers) == 1:
+        return providers[0]
+    # Each source has less time than the refresh, so that the answers of the others are merged within it.
+    timeout_seconds = _SOURCE_SHARE * min(settings.fetch_timeout_seconds, settings.refresh_seconds)
+    return SeveralProvider(providers, fresh_seconds=settings.stale_seconds, timeout_seconds=timeout_seconds, clock=SystemClock())
 
 
 def _load_factory(name: str) -> ProviderFactory:

@@ -144,10 +144,9 @@ def _judge_column(column: Column, state: QualityState, nodes: tuple[str, ...], n
             stuck_since_at[row] = held.since_at
     is_stuck = ~np.isnan(stuck_since_at)
     hits.append(Hit("stuck", Verdict.STUCK, is_stuck, lambda row: f"value {column.values[row]:g} for {now - stuck_since_at[row]:.0f} s"))
-    is_next &= ~is_stuck
     drops = is_next & find_drops(column, history, limits)
     codes[drops | (is_next & find_rises(column, history, limits))] = Verdict.JUMP
-    for hit in reversed(hits):
+    for hit in hits:
         codes[hit.rows & (codes != Verdict.ABSENT)] = hit.verdict
     return _Judged(column, history, codes, tuple(hits), drops, stuck_since_at)
 
