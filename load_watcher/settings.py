@@ -24,7 +24,7 @@ _PREFIXES: Final = ("LOAD_WATCHER_", "METRICS_PROVIDER_")
 # What Kubernetes puts into every pod for a Service (documentation, "Service", environment variables), after the name of the Service.
 _SERVICE_VARIABLE: Final = re.compile(r"SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")
 _SERVICE_HOST: Final = "SERVICE_HOST"
-SECRET_VARIABLES: Final = frozenset({"METRICS_PROVIDER_TOKEN", "METRICS_PROVIDER_PASSWORD"})
+SECRET_VARIABLES: Final = frozenset({"METRICS_PROVIDER_TOKEN", "METRICS_PROVIDER_APP_KEY", "METRICS_PROVIDER_PASSWORD"})
 # User and password in an address.
 _CREDENTIALS: Final = re.compile(r"//[^/\s]*@")
 _RECORDED: Final = "Recorded"
@@ -124,6 +124,12 @@ class Settings(BaseSettings):
     provider_token_file: ExistingFile | None = _variable(
         "METRICS_PROVIDER_TOKEN_FILE", None, "file with that token, read anew for each refresh", _FILE_REMEDY
     )
+    provider_app_key: SecretStr | None = _variable(
+        "METRICS_PROVIDER_APP_KEY", None, "application key, which Datadog asks for beside the token"
+    )
+    provider_app_key_file: ExistingFile | None = _variable(
+        "METRICS_PROVIDER_APP_KEY_FILE", None, "file with that key, read anew for each refresh", _FILE_REMEDY
+    )
     provider_username: str = _variable("METRICS_PROVIDER_USERNAME", "", "user for basic authentication, where there is no token")
     provider_password: SecretStr | None = _variable("METRICS_PROVIDER_PASSWORD", None, "password of that user")
     provider_password_file: ExistingFile | None = _variable(
@@ -153,6 +159,10 @@ class Settings(BaseSettings):
     host_suffix: str = _variable(
         "LOAD_WATCHER_HOST_SUFFIX", "", "what Prometheus appends to the names of the nodes, for example .example.org"
     )
+    signalfx_host_suffix: str = _variable("SIGNALFX_HOST_NAME_SUFFIX", "", "what SignalFx has after the names of the nodes")
+    signalfx_cluster: str = _variable("SIGNALFX_CLUSTER_NAME", "", "the cluster whose hosts SignalFx is asked for; not set: all")
+    datadog_host_suffix: str = _variable("DATADOG_HOST_NAME_SUFFIX", "", "what Datadog has after the names of the nodes")
+    datadog_cluster: str = _variable("DATADOG_CLUSTER_NAME", "", "the cluster whose hosts Datadog is asked for; not set: all")
     catalogue: ExistingFile | None = _variable(
         "LOAD_WATCHER_CATALOGUE", None, "YAML file with expressions for Prometheus, over the built-in ones", _FILE_REMEDY
     )

@@ -30,6 +30,7 @@ from load_watcher.providers.endpoint import (
     CA_FILE_REMEDY,
     TOKEN_VARIABLE,
     Secret,
+    choose_secret,
     make_status_error,
     make_tls_context,
     parse_address,
@@ -40,6 +41,7 @@ from load_watcher.providers.findings import WARNING, Finding
 from load_watcher.providers.nodes import ClusterNodes
 from load_watcher.providers.points import NodeView
 from load_watcher.samples import SampleBatch, Window
+from load_watcher.settings import Settings
 
 DEFAULT_ADDRESS: Final = "https://api.datadoghq.com"
 QUERY_PATH: Final = "/api/v2/query/timeseries"
@@ -247,3 +249,23 @@ def _read_errors(content: bytes) -> str:
         return content.decode(errors="replace")
     errors = decoded.get("errors") if isinstance(decoded, dict) else None
     return "; ".join(map(str, errors)) if isinstance(errors, list) else str(errors or "")
+
+
+def create_provider(settings: Settings) -> DatadogProvider:
+    """
+    Make the provider from the settings.
+
+    Raises:
+        ProviderConfigError: If the address, the suffix or the cluster's name cannot be used.
+    """
+    return DatadogProvider(
+        settings.provider_address or DEFAULT_ADDRESS,
+        api_key=choose_secret(settings.provider_token_file, settings.provider_token),
+        app_key=choose_secret(settings.provider_app_key_file, settings.provider_app_key),
+        host_suffix=settings.datadog_host_suffix,
+        cluster_name=settings.datadog_cluster,
+        nodes=ClusterNodes(settings.kubeconfig, request_timeout_seconds=settings.fetch_timeout_seconds),
+        ca_file=settings.provider_ca_file,
+        verify_tls=not settings.insecure_skip_verify,
+        timeout_seconds=settings.fetch_timeout_seconds,
+    )

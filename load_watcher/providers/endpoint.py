@@ -10,10 +10,13 @@ import asyncio
 import re
 import ssl
 from collections.abc import Callable, Iterable
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
+
+from pydantic import SecretStr
 
 from load_watcher.errors import ProviderAuthError, ProviderConfigError, ProviderError, ProviderReplyError, ProviderUnavailableError
 
@@ -82,6 +85,13 @@ def make_tls_context(provider: str, ca_file: Path | None, *, verify_tls: bool) -
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def choose_secret(file: Path | None, value: SecretStr | None) -> Secret | None:
+    """Take the file of a secret, read anew each time it is needed, else its value."""
+    if file is not None:
+        return partial(file.read_text, encoding="utf-8")
+    return None if value is None else value.get_secret_value()
 
 
 async def read_secret(provider: str, variable: str, secret: Secret | None) -> str:

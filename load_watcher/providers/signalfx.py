@@ -26,11 +26,12 @@ from load_watcher.clock import Clock, SystemClock
 from load_watcher.errors import ProviderAuthError, ProviderConfigError, ProviderUnavailableError
 from load_watcher.providers.allowance import Allowance
 from load_watcher.providers.coverage import Coverage
-from load_watcher.providers.endpoint import TOKEN_VARIABLE, Secret, make_tls_context, parse_address, read_secret
+from load_watcher.providers.endpoint import TOKEN_VARIABLE, Secret, choose_secret, make_tls_context, parse_address, read_secret
 from load_watcher.providers.findings import WARNING, Finding
 from load_watcher.providers.nodes import ClusterNodes
 from load_watcher.providers.points import POINT_SECONDS, NodeView, PointTable, build_batch
 from load_watcher.samples import Rejection, SampleBatch, Window
+from load_watcher.settings import Settings
 from trimaran_client.wire import CPU, MEMORY
 
 if TYPE_CHECKING:  # it imports the signalfx package, which is done when the provider is opened
@@ -337,3 +338,22 @@ def _start_thread(work: Callable[[], Output]) -> futures.Future[Output]:
 
     threading.Thread(target=run, name=f"load-watcher {NAME}", daemon=True).start()
     return future
+
+
+def create_provider(settings: Settings) -> SignalFxProvider:
+    """
+    Make the provider from the settings.
+
+    Raises:
+        ProviderConfigError: If the address is none.
+    """
+    return SignalFxProvider(
+        settings.provider_address or DEFAULT_ADDRESS,
+        token=choose_secret(settings.provider_token_file, settings.provider_token),
+        host_suffix=settings.signalfx_host_suffix,
+        cluster_name=settings.signalfx_cluster,
+        nodes=ClusterNodes(settings.kubeconfig, request_timeout_seconds=settings.fetch_timeout_seconds),
+        ca_file=settings.provider_ca_file,
+        verify_tls=not settings.insecure_skip_verify,
+        timeout_seconds=settings.fetch_timeout_seconds,
+    )

@@ -77,6 +77,8 @@ def write_until_killed(path: Path, rng: np.random.Generator) -> tuple[int, int]:
 async def test_a_killed_process_loses_at_most_the_refresh_that_it_was_writing(tmp_path: Path) -> None:
     """One file goes through all the kills, so that each also opens what the ones before left behind."""
     path = tmp_path / "history.db"
+    async with HistoryStore(path):
+        pass
     rng = np.random.default_rng(5)
     newest = 0
     for round_ in range(ROUNDS):

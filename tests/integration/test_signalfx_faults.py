@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 import stamina
+import urllib3
+from signalfx.signalflow import computation
 from structlog.testing import capture_logs
 
 from load_watcher.errors import (
@@ -21,6 +23,9 @@ from load_watcher.errors import (
     ProviderReplyError,
     ProviderUnavailableError,
 )
+from load_watcher.providers.allowance import Allowance
+from load_watcher.providers.endpoint import make_tls_context
+from load_watcher.providers.signalflow import Endpoint, _Transport
 from load_watcher.providers.signalfx import SignalFxProvider
 from load_watcher.samples import FIFTEEN_MINUTES
 from load_watcher.watcher import Timing, Watcher
@@ -202,6 +207,27 @@ async def test_report_64_a_stream_that_ends_early_is_a_failure_and_starts_no_sto
     assert type(error) is ProviderUnavailableError
     assert len(server.requests) == 1
     await eventually(lambda: not signalfx_threads())
+
+
+async def test_report_64_our_transport_keeps_even_the_package_from_a_storm(server: FakeSignalFx, tmp_path: Path) -> None:
+    """Its own iteration starts the program anew, without a pause, whenever a stream ends early."""
+    server.faults.extend(run_script(end_early) for _ in range(100))
+    tls = make_tls_context("SignalFx", server.write_ca_file(tmp_path), verify_tls=True)
+    endpoint = Endpoint("SignalFx", server.address, TOKEN, tls, Allowance("SignalFx", FakeClock()), "")
+    pool = urllib3.HTTPSConnectionPool("127.0.0.1", int(server.address.rpartition(":")[2]), ssl_context=tls, retries=False)
+    transport = _Transport(endpoint, pool)
+
+    def run() -> None:
+        package = computation.Computation(lambda _: transport.execute("data('x').publish()", {}))
+        try:
+            list(package.stream())
+        finally:
+            package.close()
+            transport.close()
+
+    with pytest.raises(ProviderUnavailableError, match="not started twice"):
+        await asyncio.to_thread(run)
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("is_silent_at_once", [True, False])

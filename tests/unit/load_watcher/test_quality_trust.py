@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,13 @@ def test_the_quarantine_of_a_node_that_left_the_cluster_is_forgotten() -> None:
     stage = Stage()
     assert stage.play(n1=[-1.0] * 3, n2=[1.0, 2.0, 3.0])[-1].quarantined
     assert stage.refresh(stage.make(n2=4.0)).state.quarantined == {}
+
+
+def test_a_stuck_value_of_a_node_that_left_the_cluster_is_forgotten() -> None:
+    stage = Stage()
+    stage.play(n1=MOVING[:30], n2=MOVING[:30])
+    assert stage.play(n1=[40.1] * 12, n2=MOVING[30:42])[-1].state.stuck
+    assert stage.refresh(stage.make(n2=40.0)).state.stuck == {}
 
 
 def test_the_quarantine_of_a_node_that_the_source_does_not_name_for_a_while_stays() -> None:
@@ -205,6 +214,15 @@ def test_when_the_values_come_back_within_the_grace_all_is_as_before() -> None:
     report = stage.refresh(stage.make_busy())
     assert (report.suspicion, report.rejections, report.jumps) == (None, (), ())
     assert report.state.collapsed_since_at == {}
+
+
+def test_after_our_clock_was_set_back_the_grace_begins_anew() -> None:
+    stage = make_settled_stage()
+    later_at = stage.now + 3600
+    stage.state = replace(stage.state, collapsed_since_at={"CPU": later_at})
+    assert stage.refresh(stage.make_busy(0.0)).state.collapsed_since_at == {"CPU": stage.now - STEP}
+    stage.state = replace(stage.state, lost_since_at=later_at)
+    assert stage.refresh(stage.make_busy(-1.0)).state.lost_since_at == stage.now - STEP
 
 
 def test_the_state_of_a_healthy_cluster_names_no_node_but_those_served() -> None:

@@ -257,6 +257,13 @@ def test_settings_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_variable_has_a_meaning_and_those_that_can_be_wrong_a_remedy() -> None:
     free_text = {"METRICS_PROVIDER_NAME", "METRICS_PROVIDER_TOKEN", "METRICS_PROVIDER_USERNAME", "METRICS_PROVIDER_PASSWORD"}
+    free_text |= {
+        "METRICS_PROVIDER_APP_KEY",
+        "SIGNALFX_HOST_NAME_SUFFIX",
+        "SIGNALFX_CLUSTER_NAME",
+        "DATADOG_HOST_NAME_SUFFIX",
+        "DATADOG_CLUSTER_NAME",
+    }
     free_text |= {"METRICS_PROVIDER_SERVER_NAME", "LOAD_WATCHER_HOST_LABEL", "LOAD_WATCHER_HOST_SUFFIX"}
     for variable in list_variables():
         assert variable.description

@@ -8,6 +8,7 @@ def test_whole_milliseconds_come_back_exactly() -> None:
     at = np.round(NOW + np.arange(1000) / 1000, 3)
     assert (to_milliseconds(at) - round(NOW * 1000)).tolist() == list(range(1000))
     assert to_seconds(to_milliseconds(at)).tolist() == at.tolist()
+    assert (to_milliseconds(NOW + np.array([0.0004, 0.0006])) - round(NOW * 1000)).tolist() == [0, 1]
 
 
 def test_what_is_no_instant_is_never() -> None:

@@ -38,7 +38,8 @@ def test_a_range_is_open_on_the_left_and_closed_on_the_right() -> None:
     for age_seconds in (60, 30, 0):
         ring.append(make_batch({"n": age_seconds, "m": 1}, sampled_at={"n": NOW - age_seconds, "m": NOW - 20 - age_seconds}))
     assert held(ring, "n", span_seconds=60) == {30.0: 30.0, 0.0: 0.0}
-    assert held(ring, "n", end_at=NOW - 30) == {60.0: 60.0, 30.0: 30.0}
+    assert held(ring, "n", end_at=NOW - 20) == {60.0: 60.0, 30.0: 30.0}
+    assert held(ring, "m", span_seconds=50) == {20.0: 1.0}
 
 
 def test_a_metric_that_was_absent_joins_the_sample_of_the_same_time() -> None:
