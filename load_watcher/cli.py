@@ -108,7 +108,8 @@ async def _serve(settings: Settings) -> None:
     )
     telemetry = Telemetry(clock, version=load_watcher.__version__)
     provider = create_provider(choice.name, settings)
-    watcher = Watcher(provider, memory=_make_memory(settings, provider.name, clock), timing=timing, clock=clock, telemetry=telemetry)
+    memory = _make_memory(settings, provider.name, clock)
+    watcher = Watcher(provider, memory=memory, timing=timing, limits=settings.quality_limits, clock=clock, telemetry=telemetry)
     runner = web.AppRunner(create_app(watcher), access_log=None, keepalive_timeout=_KEEP_ALIVE_SECONDS, shutdown_timeout=_SHUTDOWN_SECONDS)
     try:
         await runner.setup()

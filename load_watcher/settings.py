@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from load_watcher.errors import SettingsError
+from load_watcher.limits import QualityLimits
 from load_watcher.nearest import suggest
 
 _PREFIXES: Final = ("LOAD_WATCHER_", "METRICS_PROVIDER_")
@@ -93,6 +94,10 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 def _variable(name: str, default: object, description: str, remedy: str = "") -> Any:  # noqa: ANN401 - as pydantic's own Field
     return Field(default, validation_alias=name, description=description, json_schema_extra={"remedy": remedy})
+
+
+def _parse_limits(text: object) -> QualityLimits:
+    return text if isinstance(text, QualityLimits) else QualityLimits.parse(str(text))
 
 
 def _check_history(text: str) -> str:
@@ -213,6 +218,12 @@ class Settings(BaseSettings):
         300.0,
         "age in seconds from which a node is marked stale, and the service is not ready",
         "give more seconds than LOAD_WATCHER_REFRESH_SECONDS",
+    )
+    quality_limits: Annotated[QualityLimits, NoDecode, BeforeValidator(_parse_limits)] = _variable(
+        "LOAD_WATCHER_QUALITY_LIMITS",
+        "",
+        "limits of the rules that judge samples, for example grace_seconds=60, max_percent=120; not set: those of docs/quality.md",
+        "write name=number, separated by commas",
     )
     history: Annotated[str, AfterValidator(_check_history)] = _variable(
         "LOAD_WATCHER_HISTORY",

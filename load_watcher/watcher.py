@@ -27,7 +27,7 @@ from load_watcher.history.memory import Memory
 from load_watcher.last_good import LastGood, carry_over, merge
 from load_watcher.providers.base import MetricsProvider
 from load_watcher.providers.findings import Finding
-from load_watcher.quality import RECENT_REFRESHES, QualityReport, Quarantine, Recent, assess
+from load_watcher.quality import RECENT_REFRESHES, QualityLimits, QualityReport, Quarantine, Recent, assess
 from load_watcher.quality.log import QualityLog
 from load_watcher.samples import FIFTEEN_MINUTES, SampleBatch, Window
 from load_watcher.snapshot import Snapshot, build_metrics, encode_snapshot, find_withheld
@@ -85,6 +85,7 @@ class Watcher:
         provider: Where the metrics come from.
         memory: What keeps the samples, for averages over windows; ``None`` serves the newest values only, and what the source averaged.
         timing: Intervals and limits.
+        limits: From where on a sample does not count.
         clock: The time; a test passes its own.
         telemetry: Where to count; by default one that nobody reads.
     """
@@ -95,6 +96,7 @@ class Watcher:
         *,
         memory: Memory | None = None,
         timing: Timing | None = None,
+        limits: QualityLimits | None = None,
         clock: Clock | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
@@ -110,6 +112,7 @@ class Watcher:
         self._failure: ProviderError | None = None
         self._failed_refreshes = 0
         self._quality = QualityLog()
+        self._limits = limits or QualityLimits()
         self._beat_at: float | None = None
         self._health: TTLCache[str, str | None] = TTLCache(1, _HEALTH_SECONDS, timer=self._clock.monotonic)
         self._health_lock = asyncio.Lock()
@@ -285,7 +288,7 @@ class Watcher:
             ) from error
 
     def _digest(self, batch: SampleBatch, now: float) -> tuple[QualityReport, LastGood, Snapshot]:
-        report = assess(batch, now, recent=self._recent(batch, now), state=self._quality.report.state)
+        report = assess(batch, now, recent=self._recent(batch, now), state=self._quality.report.state, limits=self._limits)
         if self.memory is not None:
             self.memory.ring.append(report.batch)
         good = merge(self._last_good, report, now=now, expired_seconds=self.timing.expired_seconds)
@@ -295,7 +298,9 @@ class Watcher:
         if self.memory is None:
             return {}
         ring, start_at = self.memory.ring, now - RECENT_REFRESHES * self.timing.refresh_seconds
-        return {each: ring.columns(each, start_at=start_at, end_at=now, nodes=batch.nodes) for each in batch.latest}
+        # A source's clock may be ahead of ours; a held sample of such a node must still be found as repeated.
+        end_at = now + self._limits.ahead_seconds
+        return {each: ring.columns(each, start_at=start_at, end_at=end_at, nodes=batch.nodes) for each in batch.latest}
 
     def _render(self, good: LastGood, now: float, quarantined: Mapping[str, Quarantine]) -> Snapshot:
         reasons = {node: quarantine.reason for node, quarantine in quarantined.items()}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from load_watcher.history.window import SampleRing
 from load_watcher.history.writer import HistoryStatus, HistoryWriter
 from load_watcher.samples import SampleBatch, Window
 from trimaran_client.wire import AVERAGE, STANDARD_DEVIATION
+
+_SPAN_SECONDS: Final = 3600.0
+_MIN_REFRESHES: Final = 60
 
 
 class Memory:
@@ -43,7 +46,8 @@ class Memory:
     def __init__(
         self, *, source: str, clock: Clock, step_seconds: float, path: Path | None = None, retention: Retention | None = None
     ) -> None:
-        self.ring = SampleRing(step_seconds=step_seconds)
+        # An hour, and with slow refreshes as many as the rules of quality look at.
+        self.ring = SampleRing(span_seconds=max(_SPAN_SECONDS, _MIN_REFRESHES * step_seconds), step_seconds=step_seconds)
         self._writer = None if path is None else HistoryWriter(path, self.ring, source=source, clock=clock, retention=retention)
         self._stack = AsyncExitStack()
 

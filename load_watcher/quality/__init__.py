@@ -13,8 +13,8 @@ How the watcher uses it::
     ring.append(report.batch)
 """
 
+from load_watcher.limits import MAX_AHEAD_SECONDS, RECENT_REFRESHES, QualityLimits
 from load_watcher.quality.judge import assess
-from load_watcher.quality.limits import MAX_AHEAD_SECONDS, RECENT_REFRESHES, QualityLimits
 from load_watcher.quality.report import Jump, QualityReport, QualityState, Quarantine, Recent, Verdict
 
 __all__ = [

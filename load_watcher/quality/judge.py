@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from load_watcher.quality.limits import DEFAULT_LIMITS, QualityLimits
+from load_watcher.limits import DEFAULT_LIMITS, QualityLimits
 from load_watcher.quality.report import Jump, QualityReport, QualityState, Recent, StuckValue, Verdict
 from load_watcher.quality.rules import (
     Column,

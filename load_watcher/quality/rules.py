@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from load_watcher.history.columns import MILLISECONDS, NEVER, SampleColumns, to_milliseconds
-from load_watcher.quality.limits import QualityLimits
+from load_watcher.limits import QualityLimits
 from load_watcher.quality.report import Verdict
 from load_watcher.samples import PERCENT
 from trimaran_client.units import BoolArray, FloatArray, IntArray

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from load_watcher.quality.limits import QualityLimits
+from load_watcher.limits import QualityLimits
 from load_watcher.quality.report import BadRun, QualityState, Quarantine, Verdict
 from load_watcher.samples import Rejection, SampleBatch
 from trimaran_client.units import BoolArray, IntArray

@@ -84,7 +84,7 @@ async def test_only_hosts_with_the_suffix_and_of_the_cluster_count(server: FakeD
     assert (await fetch_once(make_datadog(server, tmp_path, host_suffix="", cluster_name=CLUSTER))).nodes[-1] == "n4.elsewhere"
 
 
-async def test_the_metrics_of_every_agent_fill_in_where_the_preferred_ones_are_missing(server: FakeDatadog, tmp_path: Path) -> None:
+async def test_differs_from_upstream_the_metrics_of_every_agent_fill_in_for_the_preferred_ones(server: FakeDatadog, tmp_path: Path) -> None:
     server.put("n3" + SUFFIX, "system.cpu.idle", [75.0, 70.0], end_at=NOW, unit=PERCENT)
     server.put("n3" + SUFFIX, "system.mem.pct_usable", [0.75, 0.25], end_at=NOW, unit=FRACTION)
     server.put("n1" + SUFFIX, "system.cpu.idle", [1.0], end_at=NOW, unit=PERCENT)  # n1 has the preferred one

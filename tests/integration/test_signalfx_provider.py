@@ -60,7 +60,7 @@ async def test_batch_of_two_nodes(server: FakeSignalFx, tmp_path: Path) -> None:
     assert {aggregate.name for aggregate in batch.aggregates} == {'sf_metric:"cpu.utilization"', 'sf_metric:"memory.utilization"'}
 
 
-async def test_one_request_serves_both_metrics_and_all_windows(server: FakeSignalFx, tmp_path: Path) -> None:
+async def test_differs_from_upstream_one_request_serves_both_metrics_and_all_windows(server: FakeSignalFx, tmp_path: Path) -> None:
     await fetch_once(make_signalfx(server, tmp_path, cluster_name="blue"))
     [request] = server.requests
     assert (request.method, request.path, request.headers["X-SF-Token"]) == ("POST", EXECUTE_PATH, TOKEN)
@@ -77,6 +77,14 @@ async def test_only_hosts_with_the_suffix_and_of_the_cluster_count(server: FakeS
     assert (await fetch_once(make_signalfx(server, tmp_path, host_suffix="", cluster_name="blue"))).nodes[-1] == "n4.elsewhere"
 
 
+async def test_two_time_series_of_one_host_are_averaged_by_the_program(server: FakeSignalFx, tmp_path: Path) -> None:
+    """An agent that was installed anew can leave a second one, which differs in another dimension."""
+    server.put("n1" + SUFFIX, "memory.utilization", [50.0] * 15, end_at=NOW, cluster="green")
+    batch = await fetch_once(make_signalfx(server, tmp_path))
+    assert latest(batch, MEMORY) == {"n1": 45.0, "n2": 60.0}
+    assert batch.rejections == ()
+
+
 async def test_plain_http_and_a_path_prefix(tmp_path: Path) -> None:
     async with FakeSignalFx(tls=False) as server:
         server.put("n1", "cpu.utilization", [10.0], end_at=NOW)
@@ -86,7 +94,7 @@ async def test_plain_http_and_a_path_prefix(tmp_path: Path) -> None:
     assert "X-SF-Token" not in server.requests[0].headers
 
 
-async def test_health_is_one_small_computation(server: FakeSignalFx, tmp_path: Path) -> None:
+async def test_differs_from_upstream_health_is_one_small_computation(server: FakeSignalFx, tmp_path: Path) -> None:
     async with make_signalfx(server, tmp_path) as provider:
         await provider.check_health()
     [request] = server.requests

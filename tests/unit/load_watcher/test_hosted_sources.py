@@ -76,7 +76,7 @@ def test_signalfx_programs_run_behind_the_stream_address(given: str, used: str) 
         ("https://datadoghq.com.example.org/x", "https://datadoghq.com.example.org/x"),
     ],
 )
-def test_a_datadog_site_stands_for_its_api(given: str, used: str) -> None:
+def test_differs_from_upstream_a_datadog_site_stands_for_its_api(given: str, used: str) -> None:
     assert find_api_address(given) == used
 
 
@@ -164,8 +164,10 @@ def test_what_is_left_is_spread_up_to_the_reset(remaining: float | None, reset_s
 # What is sent
 
 
-def test_a_program_without_filters_reads_all_hosts() -> None:
+def test_differs_from_upstream_an_empty_suffix_or_cluster_name_is_no_filter() -> None:
     assert build_program().splitlines()[0] == "nodes = filter('host', '*')"
+    assert "{*}" in build_queries()[0]
+    assert "{cluster_name:blue}" in build_queries(cluster_name="blue")[0]
 
 
 def test_a_name_cannot_end_the_text_that_it_stands_in() -> None:

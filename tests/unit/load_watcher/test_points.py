@@ -134,6 +134,10 @@ def test_hosts_that_would_be_one_node_are_refused() -> None:
     assert rules(batch) == [("a", CPU, "ambiguous_host")] * 2
 
 
+def test_differs_from_upstream_dots_in_node_names_stay() -> None:
+    assert build(make_table({"ip-10-0-0-1.ec2.internal": [1.0]})).nodes == ("ip-10-0-0-1.ec2.internal",)
+
+
 def test_two_series_of_one_host_are_refused_in_either_order() -> None:
     for values in ([[1.0], [2.0]], [[2.0], [1.0]]):
         batch = build(PointTable(CPU, "m", ("a", "a"), np.array([NOW]), np.array(values)))
