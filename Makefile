@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FAST_TESTS := tests/unit tests/property tests/integration tests/contract tests/conformance tests/architecture load_watcher trimaran_client
 
-.PHONY: run venv test test-fast lint format e2e prove test-lowest test-pythons lock clean help
+.PHONY: run venv test test-fast lint format e2e bench prove test-lowest test-pythons lock clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -40,6 +40,10 @@ format: $(STAMP) ## rewrite the sources in the project's style
 
 e2e: $(STAMP) ## only the tests against the real control plane
 	$(BIN)/python -m pytest tests/e2e
+
+bench: $(STAMP) ## measure: history (memory, file, stalls) and quality (what the rules find on real traces)
+	$(BIN)/python -m tests.benchmarks.bench_history
+	$(BIN)/python -m tests.benchmarks.quality
 
 prove: $(STAMP) ## the long form of the proofs: more examples, longer soaks
 	TRIMARAN_PROVE=1 $(BIN)/python -m pytest --timeout 1800 $(FAST_TESTS)

@@ -28,10 +28,11 @@ _ABSENT: Final = -1
 
 
 class Members(msgspec.Struct, frozen=True, array_like=True):
-    """The nodes of a refresh, and what is known of each; ``infos`` is empty if nothing is."""
+    """What seldom changes: the nodes, what is known of each (empty if nothing is), and the units of the metrics."""
 
     nodes: tuple[str, ...]
     infos: tuple[NodeInfo | None, ...] = ()
+    units: dict[str, str] = {}
 
 
 _decode_members = msgspec.json.Decoder(Members).decode

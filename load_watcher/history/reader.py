@@ -21,7 +21,7 @@ from load_watcher.history.aggregate import compute_steps
 from load_watcher.history.columns import MILLISECONDS, Row, SampleColumns, cut_columns, stack_rows
 from load_watcher.history.encoding import Members, decode_members, decode_times, decode_values
 from load_watcher.history.errors import WindowTooLargeError
-from load_watcher.history.records import Record, StoredRefresh, decode_record
+from load_watcher.history.records import Blobs, Record, StoredRefresh, decode_record
 from load_watcher.history.sqlite import HistoryFile
 from trimaran_client.units import FloatArray, IntArray
 
@@ -214,25 +214,25 @@ class HistoryReader:
 
     async def _scan_metric(self, metric_type: str, span_seconds: int, start_ms: int, end_ms: int) -> AsyncIterator[list[Row]]:
         async for rows in self._scan(span_seconds, start_ms, end_ms, chunk=_METRIC_CHUNK):
-            blobs = {refresh: data for refresh, _, data in await self._fetch_samples(rows, metric_type)}
+            blobs = {refresh: found for refresh, _, found in await self._fetch_samples(rows, metric_type)}
             members = [await self._fetch_members(row.node_set) for row in rows]
             yield await asyncio.to_thread(_decode_rows, rows, members, blobs)
 
     async def _decode(self, rows: Sequence[StoredRow]) -> list[StoredRefresh]:
-        columns: dict[int, dict[str, bytes]] = {row.id: {} for row in rows}
-        for refresh, metric_type, data in await self._fetch_samples(rows):
-            columns[refresh][metric_type] = data
+        columns: dict[int, dict[str, Blobs]] = {row.id: {} for row in rows}
+        for refresh, metric_type, blobs in await self._fetch_samples(rows):
+            columns[refresh][metric_type] = blobs
         members = [await self._fetch_members(row.node_set) for row in rows]
         return await asyncio.to_thread(_decode_refreshes, rows, members, columns)
 
-    async def _fetch_samples(self, rows: Sequence[StoredRow], metric_type: str | None = None) -> list[tuple[int, str, bytes]]:
+    async def _fetch_samples(self, rows: Sequence[StoredRow], metric_type: str | None = None) -> list[tuple[int, str, Blobs]]:
         listed = ", ".join("?" * len(rows))
         wanted, parameters = ("", ()) if metric_type is None else (" AND metric_type = ?", (metric_type,))
         found = await self._file.fetch(
-            f"SELECT refresh, metric_type, data FROM samples WHERE refresh IN ({listed}){wanted} ORDER BY id",  # noqa: S608 - question marks
+            f"SELECT refresh, metric_type, data, sampled_at FROM samples WHERE refresh IN ({listed}){wanted} ORDER BY id",  # noqa: S608 - question marks
             (*(row.id for row in rows), *parameters),
         )
-        return [(refresh, each, data) for refresh, each, data in found]
+        return [(refresh, each, Blobs(values, sampled_at)) for refresh, each, values, sampled_at in found]
 
     async def _fetch_members(self, node_set: int) -> Members:
         if node_set not in self._node_sets:
@@ -245,7 +245,7 @@ def _to_ms(seconds: float) -> int:
     return round(seconds * MILLISECONDS)
 
 
-def _decode_refreshes(rows: Sequence[StoredRow], members: Sequence[Members], columns: dict[int, dict[str, bytes]]) -> list[StoredRefresh]:
+def _decode_refreshes(rows: Sequence[StoredRow], members: Sequence[Members], columns: dict[int, dict[str, Blobs]]) -> list[StoredRefresh]:
     return [
         decode_record(
             Record(row.span_seconds, row.fetched_ms, row.oldest_ms, row.newest_ms, row.source, row.sampled_at, columns[row.id]), of
@@ -254,12 +254,15 @@ def _decode_refreshes(rows: Sequence[StoredRow], members: Sequence[Members], col
     ]
 
 
-def _decode_rows(rows: Sequence[StoredRow], members: Sequence[Members], blobs: dict[int, bytes]) -> list[Row]:
-    return [
-        Row(of.nodes, decode_times(row.sampled_at, len(of.nodes), row.newest_ms), decode_values(blobs[row.id], len(of.nodes)))
-        for row, of in zip(rows, members, strict=True)
-        if row.id in blobs
-    ]
+def _decode_rows(rows: Sequence[StoredRow], members: Sequence[Members], blobs: dict[int, Blobs]) -> list[Row]:
+    decoded = []
+    for row, of in zip(rows, members, strict=True):
+        found = blobs.get(row.id)
+        if found is not None:
+            size = len(of.nodes)
+            at_ms = decode_times(found.sampled_at or row.sampled_at, size, row.newest_ms)
+            decoded.append(Row(of.nodes, at_ms, decode_values(found.values, size)))
+    return decoded
 
 
 def _pick(rows: Sequence[Row], node: str, start_ms: int, end_ms: int) -> tuple[IntArray, FloatArray]:

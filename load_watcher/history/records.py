@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,8 @@ class StoredRefresh:
     A refresh, read from the file.
 
     Args:
-        batch: Source, nodes, infos, times and newest values; averages of the source itself are not kept.
+        batch: Source, nodes, infos, times, newest values and their units; what the source averaged itself and the origins of values of
+            several sources are not kept.
         fetched_at: When it was fetched, Unix seconds.
         span_seconds: 0 for samples as they were fetched; else the values are averages over so many seconds, each with the time of its
             newest sample.
@@ -28,6 +30,13 @@ class StoredRefresh:
     batch: SampleBatch
     fetched_at: float
     span_seconds: int
+
+
+class Blobs(NamedTuple):
+    """The values of a metric, and their times where they are not those of the refresh."""
+
+    values: bytes
+    sampled_at: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,39 +49,40 @@ class Record:
     newest_ms: int
     source: str
     sampled_at: bytes
-    columns: Mapping[str, bytes]
+    columns: Mapping[str, Blobs]
 
     def repeats(self, other: Record) -> bool:
-        """Answer whether it says the same as another of the same nodes."""
-        return (self.newest_ms, self.sampled_at, self.source, self.columns) == (
-            other.newest_ms,
-            other.sampled_at,
-            other.source,
-            other.columns,
-        )
+        """Answer whether it says the same as another of the same nodes, fetched at another time."""
+        return replace(self, fetched_ms=other.fetched_ms) == other
 
 
 def encode_record(refresh: StoredRefresh) -> Record | None:
     """Encode a refresh; ``None`` if it has no sample. Samples are kept bit for bit, averages to seven digits."""
     batch = refresh.batch
-    at_ms = to_milliseconds(batch.sampled_at)
-    is_dated = at_ms != NEVER
-    columns = {
-        metric_type: encode_values(np.where(is_dated, values, np.nan), exactly=refresh.span_seconds == 0)
-        for metric_type, values in batch.latest.items()
-        if (~np.isnan(values) & is_dated).any()
+    shared_ms = to_milliseconds(batch.sampled_at)
+    own_ms = {metric_type: to_milliseconds(times) for metric_type, times in batch.times.items()}
+    is_there = {
+        metric_type: ~np.isnan(values) & (own_ms.get(metric_type, shared_ms) != NEVER) for metric_type, values in batch.latest.items()
     }
-    if not columns:
+    kept = [metric_type for metric_type, there in is_there.items() if there.any()]
+    if not kept:
         return None
-    oldest_ms, newest_ms = int(at_ms[is_dated].min()), int(at_ms[is_dated].max())
+    at_ms = np.concatenate([own_ms.get(metric_type, shared_ms)[is_there[metric_type]] for metric_type in kept])
+    oldest_ms, newest_ms = int(at_ms.min()), int(at_ms.max())
     return Record(
         span_seconds=refresh.span_seconds,
         fetched_ms=round(refresh.fetched_at * MILLISECONDS),
         oldest_ms=oldest_ms,
         newest_ms=newest_ms,
         source=batch.source,
-        sampled_at=encode_times(at_ms, newest_ms),
-        columns=columns,
+        sampled_at=encode_times(shared_ms, newest_ms),
+        columns={
+            metric_type: Blobs(
+                values=encode_values(np.where(is_there[metric_type], batch.latest[metric_type], np.nan), exactly=refresh.span_seconds == 0),
+                sampled_at=encode_times(own_ms[metric_type], newest_ms) if metric_type in own_ms else None,
+            )
+            for metric_type in kept
+        },
     )
 
 
@@ -88,8 +98,14 @@ def decode_record(record: Record, members: Members) -> StoredRefresh:
         source=record.source,
         nodes=members.nodes,
         sampled_at=to_seconds(decode_times(record.sampled_at, size, record.newest_ms)),
-        latest={metric_type: decode_values(blob, size) for metric_type, blob in record.columns.items()},
+        latest={metric_type: decode_values(blobs.values, size) for metric_type, blobs in record.columns.items()},
         infos=members.infos,
+        units=members.units,
+        times={
+            metric_type: to_seconds(decode_times(blobs.sampled_at, size, record.newest_ms))
+            for metric_type, blobs in record.columns.items()
+            if blobs.sampled_at is not None
+        },
     )
     return StoredRefresh(batch, record.fetched_ms / MILLISECONDS, record.span_seconds)
 
@@ -103,7 +119,7 @@ def average_refreshes(refreshes: Sequence[StoredRefresh], span_seconds: int) -> 
         span_seconds: What to call the span of the averages.
 
     Returns:
-        One refresh of all their nodes, fetched when the last was; the time of a node is that of its newest sample.
+        One refresh of all their nodes, fetched when the last was; each value has the time of its newest sample.
     """
     batches = [refresh.batch for refresh in refreshes]
     infos: dict[str, NodeInfo | None] = {}
@@ -114,16 +130,20 @@ def average_refreshes(refreshes: Sequence[StoredRefresh], span_seconds: int) -> 
         for metric_type in dict.fromkeys(metric_type for batch in batches for metric_type in batch.latest)
     ]
     nodes = samples[0].nodes
+    newest_ms = {each.metric_type: each.at_ms.max(axis=0) for each in samples}
+    own = {metric_type for batch in batches for metric_type in batch.times}
     average = SampleBatch(
         source=batches[-1].source,
         nodes=nodes,
-        sampled_at=to_seconds(np.max([each.at_ms.max(axis=0) for each in samples], axis=0)),
+        sampled_at=to_seconds(np.max([newest_ms[each] for each in newest_ms.keys() - own] or list(newest_ms.values()), axis=0)),
         latest={each.metric_type: compute_means(each.values) for each in samples},
         infos=tuple(infos.get(node) for node in nodes) if infos else (),
+        units={metric_type: unit for batch in batches for metric_type, unit in batch.units.items()},
+        times={each: to_seconds(newest_ms[each]) for each in newest_ms.keys() & own},
     )
     return StoredRefresh(average, refreshes[-1].fetched_at, span_seconds)
 
 
 def _make_row(batch: SampleBatch, metric_type: str) -> Row:
     values = batch.latest.get(metric_type)
-    return Row(batch.nodes, to_milliseconds(batch.sampled_at), np.full(len(batch.nodes), np.nan) if values is None else values)
+    return Row(batch.nodes, to_milliseconds(batch.times_of(metric_type)), np.full(len(batch.nodes), np.nan) if values is None else values)

@@ -12,7 +12,8 @@ from typing import Final
 APPLICATION_ID: Final = 0x4C574849
 
 # A refresh is one blob of times and one for each metric, and a list of nodes that later refreshes share. Averages are refreshes as well.
-# All times are Unix milliseconds. span_seconds is 0 for samples as they were fetched, else what each value averages.
+# All times are Unix milliseconds. span_seconds is 0 for samples as they were fetched, else what each value averages. Samples have times of
+# their own only where the source dates that metric by itself.
 _VERSION_1: Final = (
     "CREATE TABLE node_sets (id INTEGER PRIMARY KEY, members BLOB NOT NULL)",
     """CREATE TABLE refreshes (
@@ -30,6 +31,7 @@ _VERSION_1: Final = (
         id INTEGER PRIMARY KEY,
         refresh INTEGER NOT NULL REFERENCES refreshes (id),
         metric_type TEXT NOT NULL,
+        sampled_at BLOB,
         data BLOB NOT NULL)""",
     "CREATE UNIQUE INDEX samples_refresh ON samples (refresh, metric_type)",
 )

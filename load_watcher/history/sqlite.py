@@ -33,7 +33,7 @@ from load_watcher.history.errors import (
 )
 from load_watcher.history.schema import APPLICATION_ID, MIGRATIONS
 
-_Parameters = Sequence[int | str | bytes]
+_Parameters = Sequence[int | str | bytes | None]
 Rows = list[tuple[Any, ...]]
 
 # Another process reads only, and holds the file for the moment of a recovery or a checkpoint.
@@ -69,7 +69,7 @@ _ERRNO_KINDS: Final[dict[int, type[HistoryFileError]]] = {
     errno.EISDIR: HistoryUnwritableError,
 }
 _REMEDIES: Final[dict[type[HistoryFileError], str]] = {
-    HistoryUnwritableError: "create its folder, and let this user write there",
+    HistoryUnwritableError: "check the path; its folder must be there, and this user must be able to read and write in it",
     HistoryLockedError: "another process has it; stop that one, or give each a path of its own",
     HistoryCorruptError: "check its disk",
     HistoryFullError: "free some space, or set a smaller size for the history",
@@ -117,6 +117,7 @@ class HistoryFile:
         self._migrations = migrations
         self._turn = asyncio.Lock()
         self._is_open = False
+        self._identity: tuple[int, int] | None = None
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -134,6 +135,7 @@ class HistoryFile:
                     stack.callback(os.close, await asyncio.to_thread(_lock, self.path))
                 self._connection = await stack.enter_async_context(self._connect())
                 self._is_open = True
+                self._identity = await asyncio.to_thread(self._identify)
                 await self._prepare()
                 self._stack = stack.pop_all()
         return self
@@ -143,7 +145,21 @@ class HistoryFile:
         async with self._turn:
             self._is_open = False
             with self._translated():
-                await self._stack.aclose()
+                async with self._stack:
+                    if not self._read_only and not await self.is_in_place():
+                        # SQLite would leave the log of a file that was moved away, and replay it into the one that took its place.
+                        await self._connection.execute_fetchall("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    async def is_in_place(self) -> bool:
+        """Answer whether the file that is open is still the one at the path: SQLite goes on with one that was deleted or replaced."""
+        return await asyncio.to_thread(self._identify) == self._identity
+
+    def _identify(self) -> tuple[int, int] | None:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     def _connect(self) -> aiosqlite.Connection:
         mode = "ro" if self._read_only else "rwc"

@@ -68,6 +68,10 @@ class HistoryStore(HistoryReader):
         self._retention = retention or Retention()
         self._written: tuple[int, Record] | None = None
 
+    async def is_in_place(self) -> bool:
+        """Answer whether the file was neither deleted nor replaced since it was opened."""
+        return await self._file.is_in_place()
+
     async def append(self, batch: SampleBatch, *, fetched_at: float) -> bool:
         """
         Write a refresh, all of it or nothing.
@@ -181,7 +185,7 @@ def _encode(refresh: StoredRefresh, known: Sequence[tuple[int, Members]]) -> _En
     record = encode_record(refresh)
     if record is None:
         return None
-    members = Members(refresh.batch.nodes, refresh.batch.infos)
+    members = Members(refresh.batch.nodes, refresh.batch.infos, dict(refresh.batch.units))
     for node_set, others in known:
         if members == others:
             return _Encoded(record, others, node_set, b"")
@@ -198,8 +202,8 @@ async def _insert(transaction: Transaction, encoded: _Encoded) -> int:
         (record.span_seconds, record.fetched_ms, record.oldest_ms, record.newest_ms, record.source, node_set, record.sampled_at),
     )
     await transaction.repeat(
-        "INSERT INTO samples (refresh, metric_type, data) VALUES (?, ?, ?)",
-        [(refresh, metric_type, data) for metric_type, data in record.columns.items()],
+        "INSERT INTO samples (refresh, metric_type, sampled_at, data) VALUES (?, ?, ?, ?)",
+        [(refresh, metric_type, blobs.sampled_at, blobs.values) for metric_type, blobs in record.columns.items()],
     )
     return node_set
 

@@ -2,8 +2,9 @@
 The samples of the last hour in memory: a ring of refreshes, a column a node.
 
 A refresh overwrites one row of every array and copies nothing else. One row is one refresh that brought a new sample, so that a source that
-repeats itself wastes none. Memory is ``rows * columns * 8 * (metrics + 1)`` bytes; there are never more columns than twice the nodes of the
-largest refresh that is held, and an eighth.
+repeats itself wastes none. Metrics share their times, but for those that the source dates by themselves. Memory is ``rows * columns * 8 *
+(metrics + 1 + metrics with times of their own)`` bytes; there are never more columns than twice the nodes of the largest refresh that is
+held, and an eighth.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +30,22 @@ _GROWTH_PARTS: Final = 8
 # Room for nodes that left beside those that are there.
 _MAX_COLUMNS_PER_NODE: Final = 2
 _UNUSED: Final = int(np.iinfo(np.int64).max)
+# No metric has this name.
+_SHARED: Final = ""
 
 _Number = TypeVar("_Number", np.int64, np.float64)
+
+
+class _Part(NamedTuple):
+    """The metrics of a batch that are dated together; ``key`` is a metric type, or says that the times are the batch's own."""
+
+    key: str
+    at_ms: IntArray
+    is_there: BoolArray
+    latest: dict[str, FloatArray]
+
+    def select(self, rows: IntArray) -> _Part:
+        return _Part(self.key, self.at_ms[rows], self.is_there[rows], {each: values[rows] for each, values in self.latest.items()})
 
 
 class SampleRing:
@@ -52,7 +67,7 @@ class SampleRing:
         self._rows = math.ceil(span_seconds / step_seconds) + 1
         self._lock = threading.Lock()
         self._appended = 0
-        self._at_ms: IntArray = np.full((self._rows, 0), NEVER)
+        self._times: dict[str, IntArray] = {_SHARED: np.full((self._rows, 0), NEVER)}
         self._values: dict[str, FloatArray] = {}
         self._column_of: dict[str, int] = {}
         self._free: list[int] = []
@@ -71,7 +86,7 @@ class SampleRing:
     def memory_bytes(self) -> int:
         """Answer what the arrays take."""
         with self._lock:
-            return self._at_ms.nbytes + sum(values.nbytes for values in self._values.values())
+            return sum(array.nbytes for array in (*self._times.values(), *self._values.values()))
 
     @property
     def metric_types(self) -> tuple[str, ...]:
@@ -93,16 +108,13 @@ class SampleRing:
         Returns:
             How many were new; without any the ring does not move on.
         """
-        has_value = np.zeros(len(batch.nodes), dtype=np.bool_)
-        for values in batch.latest.values():
-            has_value |= ~np.isnan(values)
-        at_ms = to_milliseconds(batch.sampled_at)
-        rows = np.flatnonzero(has_value & (at_ms != NEVER))
-        if not rows.size:
-            return 0
         with self._lock:
-            nodes = [batch.nodes[row] for row in rows.tolist()]
-            return self._take(nodes, at_ms[rows], {metric_type: values[rows] for metric_type, values in batch.latest.items()})
+            parts = self._split(batch)
+            rows = np.flatnonzero(np.any([part.is_there for part in parts], axis=0)) if parts else np.empty(0, dtype=np.int64)
+            if not rows.size:
+                return 0
+            columns = self._claim_columns([batch.nodes[row] for row in rows.tolist()])
+            return self._take(columns, [part.select(rows) for part in parts])
 
     def columns(self, metric_type: str, *, start_at: float, end_at: float, nodes: tuple[str, ...] | None = None) -> SampleColumns:
         """
@@ -122,7 +134,7 @@ class SampleRing:
             rows = np.flatnonzero((self._row_newest > start_ms) & (self._row_oldest <= end_ms))
             if held is None or not self._column_of:
                 rows = rows[:0]
-            at_ms = self._at_ms[np.ix_(rows, columns)]
+            at_ms = self._times_of(metric_type)[np.ix_(rows, columns)]
             values = np.full(at_ms.shape, np.nan) if held is None else held[np.ix_(rows, columns)]
         is_absent = (at_ms <= start_ms) | (at_ms > end_ms) | np.isnan(values) | (columns < 0)
         at_ms[is_absent] = NEVER
@@ -167,48 +179,81 @@ class SampleRing:
         if window.duration_seconds > self.span_seconds:
             raise WindowNotHeldError(f"window {window}: memory holds the samples of {Window(int(self.span_seconds))}; ask for at most that")
 
-    def _take(self, nodes: list[str], at_ms: IntArray, latest: dict[str, FloatArray]) -> int:
-        columns = self._claim_columns(nodes)
-        for metric_type in latest:
-            if metric_type not in self._values:
-                self._values[metric_type] = np.full(self._at_ms.shape, np.nan)
-        is_repeated, found_rows = self._find_repeats(columns, at_ms)
+    def _times_of(self, metric_type: str) -> IntArray:
+        return self._times.get(metric_type, self._times[_SHARED])
+
+    def _split(self, batch: SampleBatch) -> list[_Part]:
+        """Part the metrics by what dates them; one that once had times of its own keeps them."""
+        metric_types: dict[str, list[str]] = {}
+        for metric_type in batch.latest:
+            is_own = metric_type in batch.times or metric_type in self._times
+            metric_types.setdefault(metric_type if is_own else _SHARED, []).append(metric_type)
+        parts = []
+        for key, listed in metric_types.items():
+            at_ms = to_milliseconds(batch.times_of(key))
+            latest = {each: batch.latest[each] for each in listed}
+            is_there = (at_ms != NEVER) & np.any([~np.isnan(values) for values in latest.values()], axis=0)
+            parts.append(_Part(key, at_ms, is_there, latest))
+        return parts
+
+    def _take(self, columns: IntArray, parts: list[_Part]) -> int:
+        for part in parts:
+            if part.key not in self._times:
+                self._times[part.key] = self._times[_SHARED].copy()
+            for metric_type in part.latest:
+                if metric_type not in self._values:
+                    self._values[metric_type] = np.full(self._times[_SHARED].shape, np.nan)
         taken = 0
-        for metric_type, values in latest.items():
-            held = self._values[metric_type]
-            again = np.flatnonzero(is_repeated & ~np.isnan(values))
-            missing = again[np.isnan(held[found_rows[again], columns[again]])]
-            held[found_rows[missing], columns[missing]] = values[missing]
-            taken += len(missing)
-        first = np.flatnonzero(~is_repeated)
-        if first.size:
-            row = self._begin_row(at_ms[first])
-            self._at_ms[row, columns[first]] = at_ms[first]
-            self._column_written[columns[first]] = self._appended
-            for metric_type, values in latest.items():
-                self._values[metric_type][row, columns[first]] = values[first]
-                taken += int(np.count_nonzero(~np.isnan(values[first])))
-            for metric_type in self._values.keys() - latest.keys():
-                if np.isnan(self._values[metric_type]).all():
-                    del self._values[metric_type]
+        firsts = []
+        for part in parts:
+            is_repeated, found_rows = self._find_repeats(part, columns)
+            taken += self._fill_in(part, np.flatnonzero(is_repeated), found_rows, columns)
+            firsts.append(np.flatnonzero(part.is_there & ~is_repeated))
+        if any(first.size for first in firsts):
+            row = self._begin_row(np.concatenate([part.at_ms[first] for part, first in zip(parts, firsts, strict=True)]))
+            for part, first in zip(parts, firsts, strict=True):
+                self._times[part.key][row, columns[first]] = part.at_ms[first]
+                self._column_written[columns[first]] = self._appended
+                self._row_nodes[row] = max(self._row_nodes[row], first.size)
+                for metric_type, values in part.latest.items():
+                    self._values[metric_type][row, columns[first]] = values[first]
+                    taken += int(np.count_nonzero(~np.isnan(values[first])))
+            self._forget_metrics({metric_type for part in parts for metric_type in part.latest})
         return taken
 
-    def _find_repeats(self, columns: IntArray, at_ms: IntArray) -> tuple[BoolArray, IntArray]:
+    def _find_repeats(self, part: _Part, columns: IntArray) -> tuple[BoolArray, IntArray]:
         """Answer which samples have a time that their node already holds, and in which row."""
-        rows = np.flatnonzero(self._row_newest >= at_ms.min())
+        rows = np.flatnonzero(self._row_newest >= part.at_ms.min(initial=_UNUSED, where=part.is_there))
         if not rows.size:
             return np.zeros(len(columns), dtype=np.bool_), np.zeros(len(columns), dtype=np.int64)
-        is_same = self._at_ms[np.ix_(rows, columns)] == at_ms
-        return is_same.any(axis=0), rows[is_same.argmax(axis=0)]
+        is_same = self._times[part.key][np.ix_(rows, columns)] == part.at_ms
+        return is_same.any(axis=0) & part.is_there, rows[is_same.argmax(axis=0)]
+
+    def _fill_in(self, part: _Part, repeated: IntArray, found_rows: IntArray, columns: IntArray) -> int:
+        """Put values of a repeated time where that metric is still absent."""
+        taken = 0
+        for metric_type, values in part.latest.items():
+            held = self._values[metric_type]
+            missing = repeated[np.isnan(held[found_rows[repeated], columns[repeated]]) & ~np.isnan(values[repeated])]
+            held[found_rows[missing], columns[missing]] = values[missing]
+            taken += len(missing)
+        return taken
 
     def _begin_row(self, at_ms: IntArray) -> int:
         row = self._appended % self._rows
         self._appended += 1
-        self._at_ms[row] = NEVER
+        for times in self._times.values():
+            times[row] = NEVER
         for values in self._values.values():
             values[row] = np.nan
-        self._row_nodes[row], self._row_oldest[row], self._row_newest[row] = len(at_ms), at_ms.min(), at_ms.max()
+        self._row_nodes[row], self._row_oldest[row], self._row_newest[row] = 0, at_ms.min(), at_ms.max()
         return row
+
+    def _forget_metrics(self, listed: set[str]) -> None:
+        for metric_type in self._values.keys() - listed:
+            if np.isnan(self._values[metric_type]).all():
+                del self._values[metric_type]
+                self._times.pop(metric_type, None)
 
     def _claim_columns(self, nodes: list[str]) -> IntArray:
         self._release(self._find_overwritten())
@@ -218,7 +263,7 @@ class SampleRing:
         if unknown and needed > limit:
             self._release(self._find_departed(nodes, needed - limit))
             needed = limit
-        if needed > self._at_ms.shape[1] or _MIN_COLUMNS <= needed < self._at_ms.shape[1] // _SHRINK_FACTOR:
+        if needed > self._times[_SHARED].shape[1] or _MIN_COLUMNS <= needed < self._times[_SHARED].shape[1] // _SHRINK_FACTOR:
             self._resize(needed + needed // _GROWTH_PARTS)
         self._column_of.update(zip(unknown, self._free, strict=False))
         del self._free[: len(unknown)]
@@ -234,7 +279,8 @@ class SampleRing:
 
     def _release(self, nodes: list[str]) -> None:
         columns = [self._column_of.pop(node) for node in nodes]
-        self._at_ms[:, columns] = NEVER
+        for times in self._times.values():
+            times[:, columns] = NEVER
         for values in self._values.values():
             values[:, columns] = np.nan
         self._column_written[columns] = _UNUSED
@@ -249,7 +295,7 @@ class SampleRing:
             new[..., : len(kept)] = old[..., kept]
             return new
 
-        self._at_ms = copy(self._at_ms, NEVER)
+        self._times = {key: copy(times, NEVER) for key, times in self._times.items()}
         self._values = {metric_type: copy(values, np.nan) for metric_type, values in self._values.items()}
         self._column_written = copy(self._column_written, _UNUSED)
         self._column_of = {node: column for column, node in enumerate(self._column_of)}

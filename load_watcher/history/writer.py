@@ -46,10 +46,10 @@ class HistoryStatus:
         failure: What is wrong with it now; ``None`` if nothing is.
         set_aside: Where a damaged file was put, the last one.
         filled_refreshes: How many were read at the start.
-        written_refreshes: How many were written since the start.
+        written_refreshes: How many were written since the start; one that repeats the last is not.
         waiting_refreshes: How many are not written yet.
         lost_refreshes: How many never will be.
-        written_at: When the last was fetched that is in the file, Unix seconds.
+        written_at: Up to when all that was fetched is in the file, Unix seconds.
     """
 
     path: Path
@@ -171,6 +171,9 @@ class HistoryWriter:
             await self._write_waiting(await self._open())
 
     async def _open(self) -> HistoryStore:
+        if self._store is not None and not await self._store.is_in_place():
+            _log.warning("history file was deleted or replaced, opening what is there", path=str(self._status.path))
+            await self._close()
         if self._store is None:
             store = HistoryStore(self._status.path, retention=self._retention)
             await store.__aenter__()
@@ -186,10 +189,10 @@ class HistoryWriter:
     async def _write_waiting(self, store: HistoryStore) -> None:
         while self._waiting:
             waiting = self._waiting[0]
-            await store.append(waiting.batch, fetched_at=waiting.fetched_at)
+            is_new = await store.append(waiting.batch, fetched_at=waiting.fetched_at)
             if self._waiting[0] is waiting:
                 self._waiting.popleft()
-            self._count(written_refreshes=self._status.written_refreshes + 1, written_at=waiting.fetched_at)
+            self._count(written_refreshes=self._status.written_refreshes + is_new, written_at=waiting.fetched_at)
             await store.prune(self._clock.time())
 
     async def _close(self) -> None:

@@ -90,6 +90,20 @@ async def test_node_without_metrics_is_served_as_such(loaded_cluster: Cluster, s
     await service.wait_for_nodes("end of the deleted node", lambda nodes: "unmeasured" not in nodes)
 
 
+async def test_report_31_windows_come_from_instants(service: Service) -> None:
+    """Metrics Server gives one instant; with two samples of it the service has averages and deviations over five minutes."""
+    names = [node.name for node in LOADED_NODES]
+    nodes = await service.wait_for_nodes(
+        "averages", lambda nodes: all(("CPU", "AVG") in get_values(nodes.get(name, {"metrics": []})) for name in names)
+    )
+    for node in LOADED_NODES:
+        metrics = {(metric["type"], metric["operator"]): metric for metric in nodes[node.name]["metrics"]}
+        assert metrics["CPU", "AVG"]["value"] == pytest.approx(node.cpu_percent, abs=TOLERANCE_POINTS)
+        assert metrics["CPU", "STD"]["value"] == pytest.approx(0, abs=TOLERANCE_POINTS)
+        assert {metrics[key]["rollup"] for key in (("CPU", "AVG"), ("CPU", "STD"))} <= {"5m", "10m", "15m"}
+        assert metrics["CPU", "Latest"]["rollup"] == ""
+
+
 async def test_score_orders_nodes_by_the_formula(service: Service, tmp_path: Path) -> None:
     pod = tmp_path / "pod.yaml"
     pod.write_text(POD)

@@ -104,6 +104,11 @@ async def test_a_unit_in_the_reply_decides_the_scale(server: FakeDatadog, tmp_pa
     assert (latest(batch, CPU)["n3"], latest(batch, MEMORY)["n3"]) == (50.0, 80.0)
 
 
+async def test_without_a_unit_in_the_reply_the_documented_one_counts(server: FakeDatadog, tmp_path: Path) -> None:
+    server.put("n3" + SUFFIX, "system.mem.pct_usable", [0.25], end_at=NOW)
+    assert latest(await fetch_once(make_datadog(server, tmp_path)), MEMORY)["n3"] == 75.0
+
+
 async def test_a_machine_at_rest_that_is_idle_for_a_little_over_100_percent_is_at_zero(server: FakeDatadog, tmp_path: Path) -> None:
     server.put("n3" + SUFFIX, "system.cpu.idle", [100.4], end_at=NOW)
     batch = await fetch_once(make_datadog(server, tmp_path))
@@ -283,6 +288,24 @@ async def test_report_16_a_point_that_is_no_number_costs_only_its_series(server:
         ("huge", "over_capacity"),
         ("negative", "negative"),
     }
+
+
+@pytest.mark.parametrize("row", [[1.0], [1.0, 2.0, 3.0], [[1.0], 2.0], {}, "text"])
+async def test_a_row_that_does_not_fit_the_times_costs_only_itself(server: FakeDatadog, tmp_path: Path, row: object) -> None:
+    series = [{"group_tags": [f"host:{node}{SUFFIX}"], "query_index": 0} for node in ("n1", "n2")]
+    times = [(LAST_POINT_AT - 60) * 1000, LAST_POINT_AT * 1000]
+    server.faults.append(reply(200, {"data": {"attributes": {"series": series, "times": times, "values": [row, [5.0, 6.0]]}}}))
+    batch = await fetch_once(make_datadog(server, tmp_path))
+    assert (batch.nodes, latest(batch, CPU)) == (("n2",), {"n2": 6.0})
+    assert [(rejection.node, rejection.rule) for rejection in batch.rejections] == [("n1" + SUFFIX, "malformed_series")]
+
+
+async def test_times_can_come_in_any_order(server: FakeDatadog, tmp_path: Path) -> None:
+    series = [{"group_tags": ["host:n1.example.org"], "query_index": 0}]
+    times = [LAST_POINT_AT * 1000, (LAST_POINT_AT - 60) * 1000]
+    server.faults.append(reply(200, {"data": {"attributes": {"series": series, "times": times, "values": [[6.0, 5.0]]}}}))
+    batch = await fetch_once(make_datadog(server, tmp_path))
+    assert (latest(batch, CPU), batch.sampled_at.tolist()) == ({"n1": 6.0}, [LAST_POINT_AT])
 
 
 async def test_series_without_a_host_are_rejections(server: FakeDatadog, tmp_path: Path) -> None:

@@ -66,10 +66,12 @@ def values_of(refreshes: list[StoredRefresh]) -> list[float]:
 
 
 def assert_same(batch: SampleBatch, other: SampleBatch) -> None:
-    assert (batch.source, batch.nodes, batch.infos, sorted(batch.latest)) == (other.source, other.nodes, other.infos, sorted(other.latest))
+    assert (batch.source, batch.nodes, batch.infos, batch.units) == (other.source, other.nodes, other.infos, other.units)
+    assert (sorted(batch.latest), sorted(batch.times)) == (sorted(other.latest), sorted(other.times))
     np.testing.assert_array_equal(batch.sampled_at, other.sampled_at)
     for metric_type, values in batch.latest.items():
         np.testing.assert_array_equal(values, other.latest[metric_type])
+        np.testing.assert_array_equal(batch.times_of(metric_type), other.times_of(metric_type))
 
 
 class TestRestart:
@@ -78,9 +80,11 @@ class TestRestart:
         batches = []
         for position in range(70):
             nodes = {f"n{node}": rng.uniform(0, 100) for node in range(3 + position // 20)}
+            infos = (INFO, *(None,) * (len(nodes) - 1))
+            times = {"Memory": np.array([NOW + 30 * position - 5] * len(nodes))} if position % 2 else {}
             batches.append(
                 make_batch(
-                    nodes, memory_percent={"n1": 7.0}, sampled_at=NOW + 30 * position, infos=(INFO, None) + (None,) * (len(nodes) - 2)
+                    nodes, memory_percent={"n1": 7.0}, sampled_at=NOW + 30 * position, infos=infos, times=times, units={"CPU": "percent"}
                 )
             )
         async with HistoryStore(path) as store:
@@ -285,6 +289,10 @@ class TestVersions:
         assert (refreshes[-1].batch.nodes, refreshes[-1].batch.infos) == (("node-a", "node-b", "node-c"), (INFO, None, None))
         np.testing.assert_array_equal(refreshes[-1].batch.latest["CPU"], [39.5, np.nan, 1 / 3])
         np.testing.assert_array_equal(refreshes[-1].batch.latest["Memory"], [50, np.nan, np.nan])
+        np.testing.assert_array_equal(refreshes[-1].batch.latest["Power"], [250.5, np.nan, 1 / 7])
+        np.testing.assert_array_equal(refreshes[-1].batch.times_of("Power") - NOW, [-37.5, np.nan, -38])
+        np.testing.assert_array_equal(refreshes[-1].batch.sampled_at - NOW, [-30, np.nan, -30])
+        assert (refreshes[-1].batch.units, refreshes[0].batch.units) == ({"Power": "watts"}, {})
 
     async def test_a_migration_keeps_what_is_there(self, path: Path) -> None:
         shutil.copy(VERSION_1, path)
@@ -469,7 +477,7 @@ class TestMounts:
     def test_a_read_only_mount(self, tmp_path: Path) -> None:
         cause, written, message = run_fill(tmp_path / "history.db", setup=f"mount -t tmpfs -o ro tmpfs {tmp_path}")
         assert (cause, written) == ("unwritable", 0)
-        assert "create its folder, and let this user write there" in message
+        assert "its folder must be there, and this user must be able to read and write" in message
 
     async def test_a_file_on_a_mount_that_is_read_only_by_now(self, path: Path) -> None:
         async with HistoryStore(path) as store:
@@ -485,6 +493,6 @@ async def test_a_place_where_no_file_can_be(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     for reader in (HistoryStore(tmp_path / place), HistoryReader(tmp_path / place)):
-        with pytest.raises(HistoryUnwritableError, match="create its folder, and let this user write there"):
+        with pytest.raises(HistoryUnwritableError, match="its folder must be there, and this user must be able to read and write"):
             async with reader:
                 pass

@@ -117,6 +117,29 @@ async def test_a_folder_that_comes_later(tmp_path: Path, clock: FakeClock) -> No
     assert await values_in(path) == [1, 2]
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_a_file_that_was_deleted_or_replaced_is_opened_anew(path: Path, clock: FakeClock, is_replaced: bool) -> None:
+    async with make_writer(path, clock) as writer:
+        await submit(writer, clock, 1)
+        path.rename(path.with_suffix(".old"))
+        if is_replaced:
+            async with make_writer(path.with_suffix(".new"), clock) as other:
+                await submit(other, clock, 2)
+            path.with_suffix(".new").rename(path)
+        await submit(writer, clock, 3, 4)
+        assert writer.status.failure is None
+    assert await values_in(path) == ([2, 3, 4] if is_replaced else [3, 4])
+    assert await values_in(path.with_suffix(".old")) == [1]
+
+
+async def test_a_refresh_that_says_nothing_new_is_not_written(path: Path, clock: FakeClock) -> None:
+    async with make_writer(path, clock) as writer:
+        for fetched_at in (NOW, NOW + 30):
+            writer.submit(make_batch({"n": 1}), fetched_at=fetched_at)
+            await writer.flush(DEADLINE_SECONDS)
+        assert (writer.status.written_refreshes, writer.status.written_at) == (1, NOW + 30)
+
+
 @pytest.mark.parametrize("is_open", [False, True])
 async def test_a_damaged_file_is_set_aside_and_a_new_one_begun(
     path: Path, clock: FakeClock, is_open: bool, monkeypatch: pytest.MonkeyPatch

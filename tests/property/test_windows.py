@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -105,42 +106,60 @@ def test_a_constant_has_exactly_its_value_and_no_deviation(value: float, ages: l
             assert aggregate.values[0] == (0.0 if aggregate.operator == "STD" else value)
 
 
-refreshes = st.lists(
-    st.dictionaries(st.sampled_from("abcdefgh"), st.tuples(st.integers(0, 40), st.none() | values, st.none() | values), max_size=8),
-    max_size=40,
-)
+cells = st.tuples(st.integers(0, 40), st.none() | values, st.none() | values, st.integers(0, 40))
+refreshes = st.lists(st.tuples(st.dictionaries(st.sampled_from("abcdefgh"), cells, max_size=8), st.booleans()), max_size=40)
+
+
+@dataclass
+class PlainRow:
+    """One refresh: what dates a metric → node → second, and metric → node → value."""
+
+    times: dict[str, dict[str, int]]
+    values: dict[str, dict[str, float]]
 
 
 @given(refreshes, st.integers(1, 10))
 def test_the_ring_holds_the_last_refreshes_that_brought_something(
-    listed: list[dict[str, tuple[int, float | None, float | None]]], rows: int
+    listed: list[tuple[dict[str, tuple[int, float | None, float | None, int]], bool]], rows: int
 ) -> None:
+    """Memory gets times of its own at some refresh, and keeps them."""
     ring = SampleRing(span_seconds=30 * (rows - 1), step_seconds=30)
-    held: list[dict[tuple[str, int], dict[str, float]]] = []
-    for refresh in listed:
+    held: list[PlainRow] = []
+    is_apart = False
+    for refresh, has_times in listed:
         nodes = tuple(refresh)
         columns = {
             metric_type: np.array([refresh[node][field] for node in nodes], dtype=np.float64)
             for field, metric_type in ((1, "CPU"), (2, "Memory"))
         }
-        taken = ring.append(SampleBatch("test", nodes, np.array([NOW + refresh[node][0] for node in nodes], dtype=np.float64), columns))
-        new: dict[tuple[str, int], dict[str, float]] = {}
+        seconds = np.array([NOW + refresh[node][0] for node in nodes])
+        memory_seconds = np.array([NOW + refresh[node][3] for node in nodes])
+        taken = ring.append(SampleBatch("test", nodes, seconds, columns, times={"Memory": memory_seconds} if has_times else {}))
+        if has_times and not is_apart and any(cpu is not None or memory is not None for _, cpu, memory, _ in refresh.values()):
+            is_apart = True
+            for row in held:
+                row.times["Memory"] = dict(row.times["both"])
+        new = PlainRow({"both": {}, "Memory": {}}, {"CPU": {}, "Memory": {}})
         expected = 0
-        for node, (second, cpu, memory) in refresh.items():
+        for node, (second, cpu, memory, memory_second) in refresh.items():
             sample = {name: value for name, value in (("CPU", cpu), ("Memory", memory)) if value is not None}
-            known = next((row[node, second] for row in held if (node, second) in row), None)
-            if known is not None:
-                expected += len(sample.keys() - known.keys())
-                known.update({name: value for name, value in sample.items() if name not in known})
-            elif sample:
-                expected += len(sample)
-                new[node, second] = sample
-        held = [*held, new][-rows:] if new else held
+            apart = {name: value for name, value in sample.items() if is_apart and name == "Memory"}
+            together = {name: value for name, value in sample.items() if name not in apart}
+            for dated_by, at, part in (("both", second, together), ("Memory", memory_second if has_times else second, apart)):
+                if part:
+                    known = next((row for row in held if row.times[dated_by].get(node) == at), None)
+                    target = new if known is None else known
+                    target.times[dated_by][node] = at
+                    for name, value in part.items():
+                        expected += node not in target.values[name]
+                        target.values[name].setdefault(node, value)
+        held = [*held, new][-rows:] if new.times["both"] or new.times["Memory"] else held
         assert taken == expected
         for metric_type in ("CPU", "Memory"):
+            dated_by = "Memory" if is_apart and metric_type == "Memory" else "both"
             samples = ring.columns(metric_type, start_at=NOW - 1, end_at=NOW + 100, nodes=tuple("abcdefgh"))
             found = {
                 ("abcdefgh"[column], round(samples.at_ms[row, column] / 1000 - NOW)): float(samples.values[row, column])
                 for row, column in np.argwhere(~np.isnan(samples.values)).tolist()
             }
-            assert found == {key: sample[metric_type] for row in held for key, sample in row.items() if metric_type in sample}
+            assert found == {(node, row.times[dated_by][node]): value for row in held for node, value in row.values[metric_type].items()}

@@ -61,3 +61,17 @@ def test_an_average_counts_no_sample_twice_and_keeps_the_newest_time_and_info() 
     np.testing.assert_array_equal(average.batch.latest["Memory"], [7.0, np.nan, np.nan])
     assert average.batch.sampled_at.tolist() == [NOW, NOW - 60, NOW]
     assert average.batch.infos == (INFO, None, INFO)
+
+
+def test_a_metric_with_times_of_its_own_keeps_them() -> None:
+    times = {"Memory": np.array([NOW - 90, np.nan])}
+    batch = make_batch({"a": 1, "b": None}, memory_percent={"a": 2, "b": 3}, times=times, units={"Memory": "bytes"})
+    record = encode_record(make_refresh(batch))
+    assert record is not None
+    assert (record.oldest_ms, record.newest_ms) == ((NOW - 90) * 1000, NOW * 1000)
+    back = decode_record(record, Members(("a", "b"), units={"Memory": "bytes"})).batch
+    np.testing.assert_array_equal(back.times_of("Memory"), times["Memory"])
+    np.testing.assert_array_equal(back.times_of("CPU"), batch.sampled_at)
+    np.testing.assert_array_equal(back.latest["Memory"], [2.0, np.nan])
+    average = average_refreshes([make_refresh(batch), make_refresh(make_batch({"a": 3}, sampled_at=NOW + 30))], 300).batch
+    assert (average.times_of("CPU")[0], average.times_of("Memory")[0], average.units) == (NOW + 30, NOW - 90, {"Memory": "bytes"})

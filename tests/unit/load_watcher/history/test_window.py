@@ -49,6 +49,19 @@ def test_a_metric_that_was_absent_joins_the_sample_of_the_same_time() -> None:
     assert (held(ring, "n", "Memory"), held(ring, "m", "Memory")) == ({0.0: 50.0}, {0.0: 2.0})
 
 
+def test_a_metric_with_times_of_its_own_is_repeated_by_them() -> None:
+    ring = SampleRing()
+    ring.append(make_batch({"n": 1}, memory_percent={"n": 10}, sampled_at=NOW - 60))
+    for age_seconds, memory in ((30, 20), (30, 21), (60, 22)):
+        times = {"Memory": np.array([NOW - age_seconds])}
+        ring.append(make_batch({"n": age_seconds}, memory_percent={"n": memory}, sampled_at=NOW, times=times))
+    assert held(ring, "n") == {60.0: 1.0, 0.0: 30.0}
+    assert held(ring, "n", "Memory") == {60.0: 10.0, 30.0: 20.0}
+    # Once it had times of its own they go on, from those of the batch where it names none.
+    ring.append(make_batch({"n": 2}, memory_percent={"n": 30}, sampled_at=NOW))
+    assert held(ring, "n", "Memory") == {60.0: 10.0, 30.0: 20.0, 0.0: 30.0}
+
+
 def test_a_sample_out_of_order_stands_at_its_own_time() -> None:
     ring = SampleRing()
     for age_seconds, value in ((0, 30), (120, 10), (60, 20)):
