@@ -62,8 +62,10 @@ class Service:
         async with self._session.get("/watcher", params={"host": host}) as response:
             return response.status
 
-    async def wait_for_nodes(self, what: str, predicate: Callable[[dict[str, JsonObject]], bool]) -> dict[str, JsonObject]:
-        """Wait at most two refreshes until *predicate* holds for the served nodes, and return them."""
+    async def wait_for_nodes(
+        self, what: str, predicate: Callable[[dict[str, JsonObject]], bool], *, timeout_seconds: float = TWO_REFRESHES_SECONDS
+    ) -> dict[str, JsonObject]:
+        """Wait, by default at most two refreshes, until *predicate* holds for the served nodes, and return them."""
 
         async def probe() -> dict[str, JsonObject]:
             self.process.check_running()
@@ -72,7 +74,7 @@ class Service:
                 raise NotYet(f"served nodes {nodes}")
             return nodes
 
-        return await wait_for(what, probe, timeout_seconds=TWO_REFRESHES_SECONDS)
+        return await wait_for(what, probe, timeout_seconds=timeout_seconds)
 
     async def observe_stable(self, action: Callable[[], Awaitable[T]]) -> tuple[JsonObject, T]:
         """Run *action*, again if the reply changed meanwhile, and return the reply that it saw and its result."""

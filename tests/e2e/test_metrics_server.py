@@ -94,7 +94,9 @@ async def test_report_31_windows_come_from_instants(service: Service) -> None:
     """Metrics Server gives one instant; with two samples of it the service has averages and deviations over five minutes."""
     names = [node.name for node in LOADED_NODES]
     nodes = await service.wait_for_nodes(
-        "averages", lambda nodes: all(("CPU", "AVG") in get_values(nodes.get(name, {"metrics": []})) for name in names)
+        "averages",
+        lambda nodes: all(("CPU", "AVG") in get_values(nodes.get(name, {"metrics": []})) for name in names),
+        timeout_seconds=60,  # two scrapes of metrics-server, which are 10 s apart
     )
     for node in LOADED_NODES:
         metrics = {(metric["type"], metric["operator"]): metric for metric in nodes[node.name]["metrics"]}

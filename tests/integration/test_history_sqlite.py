@@ -169,6 +169,10 @@ class TestReading:
             await store.append(make_batch({"late": at - NOW, "n": 1}, sampled_at={"late": at - 90, "n": at}), fetched_at=at)
         page = await store.read("late", "CPU", start_at=NOW - 30, end_at=NOW + 600, step_seconds=60)
         assert page.values.tolist() == [], "its samples are of 90 and of 30 s before"
+        times = {"Memory": np.array([NOW - 200])}
+        await store.append(make_batch({"late": 1}, memory_percent={"late": 7}, sampled_at=NOW + 90, times=times), fetched_at=NOW + 90)
+        page = await store.read("late", "Memory", start_at=NOW - 240, end_at=NOW, step_seconds=60)
+        assert (page.at.tolist(), page.values.tolist()) == ([NOW - 200], [7.0])
         page = await store.read("late", "CPU", start_at=NOW - 31, end_at=NOW - 30, step_seconds=60)
         assert page.values.tolist() == [60.0]
 

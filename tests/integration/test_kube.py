@@ -139,10 +139,43 @@ async def test_context_without_a_user(tmp_path: Path) -> None:
 
 
 async def test_exec_plugin_that_hangs(api: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_files = psutil.Process().num_fds()
     monkeypatch.setattr(access, "ACCESS_TIMEOUT_SECONDS", 0.2)
-    path = write_exec_plugin(api, tmp_path, "sleep 60")
-    with pytest.raises(KubernetesConfigError, match="run the exec plugin of the kubeconfig by hand"):
+    path = write_exec_plugin(api, tmp_path, f"while [ ! -e {tmp_path}/stop ]; do sleep 0.01; done")
+    with pytest.raises(KubernetesConfigError, match="no credentials within 0.2 s; run its exec plugin by hand"):
         await KubeClient(path).__aenter__()
+    await end_exec_plugins(tmp_path, open_files)
+
+
+async def test_exec_plugin_that_hangs_later_is_started_once(api: FakeApiServer, tmp_path: Path) -> None:
+    """Each request gives up in its time; the plugin is waited for, not started again, and what it says at last is used."""
+    open_files = psutil.Process().num_fds()
+    credential = '{"apiVersion": "v1", "kind": "ExecCredential", "status": {"token": "\'$(wc -l < runs)\'"}}'
+    script = f"cd {tmp_path}; echo >> runs; while [ -e wait ] && [ ! -e stop ]; do sleep 0.01; done; echo '{credential}'"
+    path = write_exec_plugin(api, tmp_path, script)
+    async with KubeClient(path) as client:
+        assert await get_version(client) == "1"
+        api.token = "2"
+        (tmp_path / "wait").touch()
+        for _ in range(3):
+            with pytest.raises(KubernetesUnreachableError, match="0.1 s"):
+                await client.get("/version", Version, timeout_seconds=0.1)
+        (tmp_path / "wait").unlink()
+        assert await get_version(client) == "1"
+        api.token = "3"
+        (tmp_path / "wait").touch()
+        with pytest.raises(KubernetesUnreachableError, match="0.1 s"):
+            await client.get("/version", Version, timeout_seconds=0.1)
+    assert (tmp_path / "runs").read_text() == "\n" * 3
+    await end_exec_plugins(tmp_path, open_files)
+
+
+async def end_exec_plugins(folder: Path, open_files: int) -> None:
+    """Let hanging plugins end, and wait until as few files are open as before."""
+    (folder / "stop").touch()
+    async with asyncio.timeout(10):
+        while psutil.Process().children() or psutil.Process().num_fds() > open_files:  # noqa: ASYNC110 - a foreign process sets no event
+            await asyncio.sleep(0.01)
 
 
 async def test_kubeconfig_variable_is_used(api: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -424,6 +424,7 @@ async def test_report_62_many_fetches_leave_nothing_behind(api: FakeApiServer, t
     async with make_provider(api, tmp_path) as provider:
         await provider.fetch(FIFTEEN_MINUTES)
         await api.wait_until(lambda: api.open_watches == 1)
+        await provider.fetch(FIFTEEN_MINUTES)  # now one connection is the watch's and one the fetches'
         sockets, memory_bytes = process.num_fds(), process.memory_info().rss
         for cycle in range(CYCLES):
             api.replies[NODE_METRICS] = bad if cycle % 10 == 0 else good

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 # Where every pod finds its own identity (Kubernetes documentation, "Accessing the Kubernetes API from a Pod").
 SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-# An exec plugin may talk to a cloud; one that takes longer hangs.
-ACCESS_TIMEOUT_SECONDS = 30
+# An exec plugin may talk to a cloud, or ask its user; one that takes longer hangs.
+ACCESS_TIMEOUT_SECONDS = 60
 # The name under which kubernetes-asyncio keeps the authorization header.
 _TOKEN_KEY = "BearerToken"  # noqa: S105 - a key, not a token
 
@@ -48,6 +48,7 @@ class AccessPlace:
 class Session:
     """An open ``ApiClient`` of kubernetes-asyncio, and what it was opened with: equal credentials mean that opening again is useless."""
 
+    place: AccessPlace
     api: ApiClient
     credentials: tuple[object, ...]
 
@@ -66,7 +67,7 @@ def find_access(kubeconfig: Path | None = None) -> tuple[AccessPlace, ...]:
     return (AccessPlace("in-cluster files", _in_cluster_absence()), user)
 
 
-async def open_first(places: tuple[AccessPlace, ...]) -> tuple[AccessPlace, Session]:
+async def open_first(places: tuple[AccessPlace, ...]) -> Session:
     """
     Open a session at the first place that works.
 
@@ -79,20 +80,24 @@ async def open_first(places: tuple[AccessPlace, ...]) -> tuple[AccessPlace, Sess
             problems.append(f"{place.name}: {place.absence}")
             continue
         try:
-            session = await open_session(place)
+            async with asyncio.timeout(ACCESS_TIMEOUT_SECONDS):
+                session = await open_session(place)
         except KubernetesConfigError as error:
             problems.append(str(error))
             continue
+        except TimeoutError:
+            problems.append(f"{place.name}: no credentials within {ACCESS_TIMEOUT_SECONDS} s; run its exec plugin by hand")
+            continue
         if not session.api.configuration.verify_ssl:
             logger.warning("%s turns the verification of the API server's certificate off", place.name)
-        return place, session
+        return session
     remedy = "give a kubeconfig, set KUBECONFIG, or run in a pod that has a service account token"
     raise KubernetesConfigError(f"no usable access to a Kubernetes cluster ({'; '.join(problems)}); {remedy}")
 
 
 async def open_session(place: AccessPlace) -> Session:
     """
-    Read the credentials of a place and make a client of them; connects to nothing, but may run an exec plugin.
+    Read the credentials of a place and make a client of them; connects to nothing, but may run an exec plugin, however long it takes.
 
     Raises:
         KubernetesConfigError: If they cannot be used.
@@ -103,15 +108,14 @@ async def open_session(place: AccessPlace) -> Session:
     except ImportError as error:
         raise KubernetesConfigError(f"kubernetes-asyncio is not installed: pip install 'trimaran[service]' ({error})") from error
     try:
-        async with asyncio.timeout(ACCESS_TIMEOUT_SECONDS):
-            configuration = await _read_configuration(library, place)
+        configuration = await _read_configuration(library, place)
         credentials = _credentials(configuration)
         api: ApiClient = library.client.ApiClient(configuration)
     # Loaders of foreign files, plugins and certificates raise anything; whatever it is, it is the reason.
     except Exception as error:
         raise KubernetesConfigError(f"{place.name}: {_explain(error)}") from error
     api.user_agent = "trimaran"
-    return Session(api, credentials)
+    return Session(place, api, credentials)
 
 
 async def _read_configuration(library: ModuleType, place: AccessPlace) -> Configuration:
@@ -155,8 +159,6 @@ def _credentials(configuration: Configuration) -> tuple[object, ...]:
 
 
 def _explain(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return f"no credentials within {ACCESS_TIMEOUT_SECONDS} s; run the exec plugin of the kubeconfig by hand"
     if isinstance(error, TypeError | AttributeError | KeyError | AssertionError):
         # How kubernetes-asyncio stumbles over keys that are missing or of another type, for example a context without a user.
         return f"it needs a current context with a cluster and a user ({error!r}); compare it with `kubectl config view`"

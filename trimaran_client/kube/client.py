@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 import msgspec
 
 from trimaran_client.errors import KubernetesConfigError, KubernetesReplyError, KubernetesStatusError, KubernetesUnreachableError
-from trimaran_client.kube.access import AccessPlace, Session, find_access, open_first, open_session
+from trimaran_client.kube.access import Session, find_access, open_first, open_session
 
 if TYPE_CHECKING:
     import aiohttp
@@ -108,16 +108,18 @@ class KubeClient:
 
     def __init__(self, kubeconfig: Path | None = None) -> None:
         self._kubeconfig = kubeconfig
-        self._place: AccessPlace | None = None
         self._session: Session | None = None
         self._retired: Session | None = None
-        self._renewal = asyncio.Lock()
+        self._renewal: asyncio.Task[bool] | None = None
 
     async def __aenter__(self) -> Self:
-        self._place, self._session = await open_first(find_access(self._kubeconfig))
+        self._session = await open_first(find_access(self._kubeconfig))
         return self
 
     async def __aexit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+            await asyncio.wait([self._renewal])
         sessions, self._session, self._retired = (self._session, self._retired), None, None
         for session in sessions:
             if session is not None:
@@ -233,18 +235,24 @@ class KubeClient:
 
     async def _renew(self, refused: Session) -> bool:
         """Read the credentials again; answer whether there are now others than those that were refused."""
-        async with self._renewal:
-            if self._session is not refused or self._place is None:
-                return True
-            renewed = await open_session(self._place)
-            if renewed.credentials == refused.credentials:
-                await renewed.api.close()
-                return False
-            # Other requests may still be under way on the old session: it is closed one rotation later.
-            if self._retired is not None:
-                await self._retired.api.close()
-            self._retired, self._session = refused, renewed
+        if self._session is not refused:
             return True
+        if self._renewal is None or self._renewal.done():
+            self._renewal = asyncio.create_task(self._reopen(refused))
+            self._renewal.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may end after all who waited for it
+        # One for all, and not given up with a request: an exec plugin that hangs would be started again and again.
+        return await asyncio.shield(self._renewal)
+
+    async def _reopen(self, refused: Session) -> bool:
+        renewed = await open_session(refused.place)
+        if renewed.credentials == refused.credentials:
+            await renewed.api.close()
+            return False
+        # Other requests may still be under way on the old session: it is closed one rotation later.
+        if self._retired is not None:
+            await self._retired.api.close()
+        self._retired, self._session = refused, renewed
+        return True
 
 
 @contextlib.contextmanager

@@ -75,3 +75,6 @@ def test_a_metric_with_times_of_its_own_keeps_them() -> None:
     np.testing.assert_array_equal(back.latest["Memory"], [2.0, np.nan])
     average = average_refreshes([make_refresh(batch), make_refresh(make_batch({"a": 3}, sampled_at=NOW + 30))], 300).batch
     assert (average.times_of("CPU")[0], average.times_of("Memory")[0], average.units) == (NOW + 30, NOW - 90, {"Memory": "bytes"})
+    ahead = make_batch({"a": 1}, memory_percent={"a": 2}, times={"Memory": np.array([NOW + 5])})
+    average = average_refreshes([make_refresh(ahead)], 300).batch
+    assert (average.times_of("CPU")[0], average.times_of("Memory")[0]) == (NOW, NOW + 5)

@@ -57,6 +57,8 @@ def test_a_metric_with_times_of_its_own_is_repeated_by_them() -> None:
         ring.append(make_batch({"n": age_seconds}, memory_percent={"n": memory}, sampled_at=NOW, times=times))
     assert held(ring, "n") == {60.0: 1.0, 0.0: 30.0}
     assert held(ring, "n", "Memory") == {60.0: 10.0, 30.0: 20.0}
+    undated = {"Memory": np.array([np.nan])}
+    assert ring.append(make_batch({"n": 30}, memory_percent={"n": 99}, sampled_at=NOW, times=undated)) == 0
     # Once it had times of its own they go on, from those of the batch where it names none.
     ring.append(make_batch({"n": 2}, memory_percent={"n": 30}, sampled_at=NOW))
     assert held(ring, "n", "Memory") == {60.0: 10.0, 30.0: 20.0, 0.0: 30.0}
@@ -76,6 +78,13 @@ def test_the_oldest_refresh_is_overwritten() -> None:
     for position in range(5):
         ring.append(make_batch({"n": position}, sampled_at=NOW + 30 * position))
     assert sorted(held(ring, "n", end_at=NOW + 600).values()) == [2.0, 3.0, 4.0]
+
+
+def test_a_time_that_was_overwritten_is_new_again() -> None:
+    ring = SampleRing(span_seconds=30, step_seconds=30)
+    for node, second in (("n", 0), ("m", 1), ("m", 2), ("n", 0)):
+        assert ring.append(make_batch({node: second}, sampled_at=NOW + second)) == 1
+    assert held(ring, "n", span_seconds=1) == {0.0: 0.0}
 
 
 def test_a_source_that_repeats_itself_uses_up_nothing() -> None:
@@ -131,11 +140,13 @@ def test_a_cluster_that_shrank_gives_its_memory_back() -> None:
 
 def test_a_metric_that_is_no_longer_there_is_forgotten_with_its_last_sample() -> None:
     ring = SampleRing(span_seconds=60, step_seconds=30)
-    ring.append(make_batch({"n": 1}, memory_percent={"n": 1}))
+    ring.append(make_batch({"n": 1}))
+    bytes_before = ring.memory_bytes
+    ring.append(make_batch({"n": 1}, memory_percent={"n": 1}, sampled_at=NOW + 1, times={"Memory": np.array([NOW])}))
     for position in range(1, 4):
         assert ring.metric_types == ("CPU", "Memory")
         ring.append(make_batch({"n": 1}, sampled_at=NOW + 30 * position))
-    assert ring.metric_types == ("CPU",)
+    assert (ring.metric_types, ring.memory_bytes) == (("CPU",), bytes_before)
 
 
 def test_what_has_no_value_or_no_time_is_not_there() -> None:
