@@ -31,7 +31,8 @@ from load_watcher.samples import Window
 from load_watcher.server.app import create_app
 from load_watcher.settings import BindAddress, Settings, list_variables, load_settings
 from load_watcher.telemetry import Telemetry
-from load_watcher.watcher import Timing, Watcher
+from load_watcher.timing import Timing
+from load_watcher.watcher import Watcher
 from trimaran_client.ops import configure_logging
 
 # Schedulers ask every 30 s over one connection; closing it in between would cost each of them a new one, and a race with the close.

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeVar
 
@@ -29,9 +31,10 @@ from load_watcher.providers.base import MetricsProvider
 from load_watcher.providers.findings import Finding
 from load_watcher.quality import RECENT_REFRESHES, QualityLimits, QualityReport, Quarantine, Recent, assess
 from load_watcher.quality.log import QualityLog
-from load_watcher.samples import FIFTEEN_MINUTES, SampleBatch, Window
+from load_watcher.samples import SampleBatch, Window
 from load_watcher.snapshot import Snapshot, build_metrics, encode_snapshot, find_withheld
 from load_watcher.telemetry import Telemetry
+from load_watcher.timing import Timing
 
 # Enough for a dropped connection or a source that restarts; a source that is down is asked again at the next refresh anyway.
 _ATTEMPTS: Final = 4
@@ -46,26 +49,6 @@ _CACHED_WINDOWS: Final = 8
 
 _T = TypeVar("_T")
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """
-    How often to refresh, how long to wait for it, and when a value is too old.
-
-    Args:
-        refresh_seconds: From the start of a refresh to the start of the next.
-        fetch_timeout_seconds: The deadline of one refresh, all tries included.
-        stale_seconds: The age from which a node is marked, and the service not ready.
-        expired_seconds: The age from which a value is no longer served.
-        window: The window that the provider is asked for.
-    """
-
-    refresh_seconds: float = 30.0
-    fetch_timeout_seconds: float = 10.0
-    stale_seconds: float = 300.0
-    expired_seconds: float = 900.0
-    window: Window = FIFTEEN_MINUTES
 
 
 class _WindowKey(NamedTuple):
@@ -117,6 +100,7 @@ class Watcher:
         self._health: TTLCache[str, str | None] = TTLCache(1, _HEALTH_SECONDS, timer=self._clock.monotonic)
         self._health_lock = asyncio.Lock()
         self._exit_stack = AsyncExitStack()
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="load-watcher")
 
     @property
     def telemetry(self) -> Telemetry:
@@ -183,7 +167,11 @@ class Watcher:
         """Refresh on a fixed schedule until cancelled: no drift, and a refresh that takes too long skips turns instead of piling up."""
         due = self._clock.monotonic()
         while True:
-            await self.tick()
+            try:
+                await self.tick()
+            except Exception:  # noqa: BLE001 - the last resort: out of memory or of threads now, the next refresh may succeed
+                self._telemetry.count_failure(ProviderBugError.cause)
+                _log.exception("refresh failed by a fault of our own; the last snapshot stays, report this")
             overdue = self._clock.monotonic() - due
             due += self.timing.refresh_seconds * (1 + max(0, math.floor(overdue / self.timing.refresh_seconds)))
             await self._clock.sleep(due - self._clock.monotonic())
@@ -247,15 +235,25 @@ class Watcher:
             return await call
         except ProviderError:
             raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled us: the provider waited for something of its own that was cancelled.
+            raise ProviderBugError(f"{self._provider.name}: it was cancelled from inside; report it with the log") from error
         except Exception as error:  # a provider can be anyone's code, and the loop must outlive it
             raise ProviderBugError(
                 f"{self._provider.name}: {type(error).__name__}: {error}; this is a fault in the provider's code, report it with the log"
             ) from error
 
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        """Work in a thread of our own: those that providers share may all hang in a file or a name lookup."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
     async def _refresh(self) -> None:
         batch = await self._fetch()
         now = self._clock.time()
-        report, good, snapshot = await asyncio.to_thread(self._digest, batch, now)
+        report, good, snapshot = await self._in_thread(partial(self._digest, batch, now))
         self._note_quality(report, now)
         self._publish(good, snapshot)
         if self.memory is not None:
@@ -337,7 +335,7 @@ class Watcher:
         rendered = self._windows.get(key)
         if rendered is None:
             aggregates = await self.memory.compute_window(window, operators, good.nodes)
-            rendered = self._windows[key] = await asyncio.to_thread(self._render_window, good, snapshot, window, aggregates)
+            rendered = self._windows[key] = await self._in_thread(partial(self._render_window, good, snapshot, window, aggregates))
         return rendered
 
     def _render_window(
@@ -359,7 +357,7 @@ class Watcher:
             return
         now = self._clock.time()
         good = carry_over(self._last_good, now=now, expired_seconds=self.timing.expired_seconds)
-        self._publish(good, await asyncio.to_thread(self._render, good, now, self._quality.report.quarantined))
+        self._publish(good, await self._in_thread(partial(self._render, good, now, self._quality.report.quarantined)))
 
     def _publish(self, good: LastGood, snapshot: Snapshot) -> None:
         self._last_good, self._snapshot = good, snapshot

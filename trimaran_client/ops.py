@@ -10,6 +10,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TextIO
 
 import msgspec
@@ -100,10 +101,16 @@ def _answer_probe(problem: str | None, error: str) -> web.Response:
 
 def add_metrics(app: web.Application, registry: CollectorRegistry) -> None:
     """Serve ``GET /metrics`` from *registry*; the text is made in a thread, since it takes milliseconds with many series."""
+    # Of its own: the threads that everybody shares may all hang in a file or a name lookup.
+    threads = ThreadPoolExecutor(1, thread_name_prefix="metrics")
 
     async def answer_metrics(request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=await asyncio.to_thread(encode, registry), headers={"Content-Type": content_type})
+        try:
+            encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        except ValueError:  # a version that is no number: the plain format is always understood
+            encode, content_type = choose_encoder("")
+        body = await asyncio.get_running_loop().run_in_executor(threads, encode, registry)
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     app.router.add_get("/metrics", answer_metrics)
 

@@ -103,7 +103,7 @@ def _parse_text(text: str) -> Quantity:
     if len(text) > MAX_QUANTITY_LENGTH:
         raise QuantityError(f"a quantity of {len(text)} characters is longer than the {MAX_QUANTITY_LENGTH} allowed: {text[:20]!r}…")
     match = _QUANTITY.fullmatch(text)
-    if match is None or not text:
+    if match is None or not text or (text.lstrip("+-.") in ("Pi", "Ei")):  # Go reads a suffix alone as zero, but for these two
         raise QuantityError(f"{text!r} is not a quantity; {_REMEDY}")
     sign, whole, fraction, suffix, exponent = match.groups(default=None)
     digits = int((whole or "") + (fraction or "") or "0")

@@ -28,7 +28,6 @@ from trimaran_client.units import FloatArray, IntArray
 # Values of span_seconds: samples as they were fetched, and what they become when they are no longer kept.
 SAMPLES: Final = 0
 AVERAGE_SECONDS: Final = 300
-MAX_POINTS: Final = 10_000
 
 # Refreshes in one read: megabytes with thousands of nodes and six metrics.
 _CHUNK: Final = 32
@@ -138,7 +137,7 @@ class HistoryReader:
             start_at: Samples after it, Unix seconds.
             end_at: Samples not after it.
             step_seconds: At least 1.
-            limit: Steps in one page, 1 to ``MAX_POINTS``; a page covers so many steps, also where they are empty.
+            limit: Steps in one page, at least 1; a page covers so many, also where they are empty.
 
         Raises:
             HistoryFileError: If the file cannot be read, or is damaged.
@@ -153,7 +152,8 @@ class HistoryReader:
                 values.append(part[1])
         ends_at, averages = compute_steps(np.concatenate(at_ms), np.concatenate(values), step_seconds=step_seconds)
         [(more,)] = await self._file.fetch(
-            "SELECT EXISTS (SELECT 1 FROM refreshes WHERE newest_ms > ? AND oldest_ms <= ?)", (until_ms, end_ms)
+            "SELECT EXISTS (SELECT 1 FROM refreshes WHERE span_seconds IN (?, ?) AND newest_ms > ? AND oldest_ms <= ?)",
+            (AVERAGE_SECONDS, SAMPLES, until_ms, end_ms),
         )
         return HistoryPage(ends_at, averages, until_ms / MILLISECONDS if more and until_ms < end_ms else None)
 

@@ -25,7 +25,7 @@ _VERSION_1: Final = (
         source TEXT NOT NULL,
         node_set INTEGER NOT NULL REFERENCES node_sets (id),
         sampled_at BLOB NOT NULL)""",
-    "CREATE INDEX refreshes_newest ON refreshes (newest_ms)",
+    "CREATE INDEX refreshes_newest ON refreshes (span_seconds, newest_ms)",
     "CREATE INDEX refreshes_node_set ON refreshes (node_set)",
     """CREATE TABLE samples (
         id INTEGER PRIMARY KEY,

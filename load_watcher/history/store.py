@@ -97,10 +97,11 @@ class HistoryStore(HistoryReader):
         """
         Average what is older than samples are kept, delete what is older than averages are, and the oldest if the file is too large.
 
-        One call does a bounded part of it; call it after every refresh.
+        One call does a bounded part of it; call it after every refresh. Ages count from the newest sample, so that a clock that ran ahead
+        deletes nothing.
 
         Args:
-            now: Unix seconds.
+            now: Unix seconds; for the ages where it is before the newest sample, or there is none.
 
         Returns:
             How many refreshes were averaged or deleted.
@@ -108,6 +109,8 @@ class HistoryStore(HistoryReader):
         Raises:
             HistoryFileError: If the file cannot be written, or is damaged.
         """
+        [(newest_ms,)] = await self._file.fetch("SELECT max(newest_ms) FROM refreshes WHERE span_seconds = ?", (SAMPLES,))
+        now = now if newest_ms is None else min(now, newest_ms / MILLISECONDS)
         kept_from_ms = math.floor((now - self._retention.sample_seconds) / AVERAGE_SECONDS) * _AVERAGE_MS
         pruned = 0
         for _ in range(_MAX_AVERAGES):

@@ -155,7 +155,7 @@ class DatadogProvider:
         body = build_request(self._queries, window=window, end_at=end_at)
         reply, keys = await self._ask("POST", QUERY_PATH, body)
         if self._nodes is not None:
-            await self._nodes.wait(self._timeout_seconds)
+            await self._nodes.wait(self._timeout_seconds / 2)
         view = NodeView.of(self._nodes, host_suffix=self._host_suffix)
         build = partial(build_datadog_batch, reply, window=window, end_at=end_at, view=view, secrets=keys.values())
         try:

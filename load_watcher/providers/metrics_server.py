@@ -40,7 +40,7 @@ UNPARSEABLE_QUANTITY: Final = "unparseable_quantity"
 CAPACITY_UNKNOWN: Final = "capacity_unknown"
 BAD_TIMESTAMP: Final = "bad_timestamp"
 
-_MAY_READ_NODES = "grant the verbs get, list and watch on nodes in a ClusterRole"
+_MAY_READ_NODES = "grant the verbs list and watch on nodes in a ClusterRole"
 _MAY_READ_METRICS = "grant the verb list on nodes of the API group metrics.k8s.io in a ClusterRole"
 _CHECK_METRICS_API = "check with `kubectl get apiservice v1beta1.metrics.k8s.io`"
 _INSTALL = (
@@ -59,15 +59,15 @@ _Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 class NodeMetricsItem(msgspec.Struct, frozen=True):
     """The part of a node's metrics that is used."""
 
-    metadata: ObjectMeta
+    metadata: ObjectMeta | None = None
     timestamp: object = None
     usage: Resources | None = None
 
 
 class NodeMetricsReply(msgspec.Struct, frozen=True):
-    """The list of the Metrics API; ``null`` stands for no items."""
+    """The list of the Metrics API; ``null`` stands for no items, and an answer without them is no list."""
 
-    items: list[NodeMetricsItem] | None = None
+    items: list[NodeMetricsItem | None] | None
 
 
 class ApiResources(msgspec.Struct, frozen=True):
@@ -134,7 +134,7 @@ class MetricsServerProvider:
         except KubernetesError as error:
             raise _metrics_error(error) from error
         # In a thread: 5,000 nodes take some 30 ms. Of a copy: the watch goes on.
-        return await asyncio.to_thread(build_batch, dict(self._table.capacities), reply.items or ())
+        return await asyncio.to_thread(build_batch, dict(self._table.capacities), [item for item in reply.items or () if item is not None])
 
     async def check_health(self) -> None:
         """
@@ -177,6 +177,8 @@ def build_batch(capacities: Mapping[str, NodeCapacity], items: Iterable[NodeMetr
     sampled_at = np.full(len(names), np.nan)
     rejections: list[Rejection] = []
     for item in items:
+        if item.metadata is None:
+            continue
         name, used = item.metadata.name, (item.usage or Resources()).by_type
         capacity, measured_at = capacities.get(name), _parse_instant(item.timestamp)
         if capacity is None:
@@ -186,6 +188,11 @@ def build_batch(capacities: Mapping[str, NodeCapacity], items: Iterable[NodeMetr
             detail = f"timestamp {reprlib.repr(item.timestamp)}"
             rejections += [Rejection(name, metric_type, BAD_TIMESTAMP, detail) for metric_type in used]
             continue
+        if not np.isnan(sampled_at[rows[name]]):
+            if measured_at < sampled_at[rows[name]]:  # of several items of a node the newest counts, as a whole
+                continue
+            for values in latest.values():
+                values[rows[name]] = np.nan
         for metric_type, value in used.items():
             quantity, whole = parse_quantity(value), capacity.amounts.get(metric_type)
             if quantity is None:

@@ -20,7 +20,7 @@ from trimaran_client.wire import AVERAGE, STANDARD_DEVIATION
 
 POINT_SECONDS: Final = 60
 # As quality.QualityLimits, which judge what comes out of here: one impossible point must not spoil an average of fifteen.
-MAX_PERCENT: Final = 110.0
+MAX_PERCENT: Final = 150.0
 # A metric whose newest point is that much older than its node's newest has stopped: two points of a minute may be late.
 LAG_SECONDS: Final = 2.0 * POINT_SECONDS
 # The deviation of a single point is always 0, which says that a node is steady when nothing is known of that.
@@ -94,7 +94,7 @@ def build_batch(
     """
     Make the batch of a source that hands out points.
 
-    A point that is infinite, negative or above 110 % does not count. Of several tables of one metric type, the first that has a current
+    A point that is infinite, negative or above 150 % does not count. Of several tables of one metric type, the first that has a current
     point of a node serves that node; current is what is at most two minutes older than the newest point of the node, so that a metric that
     stopped is not served as if it were new. ``Latest`` is the newest point; ``AVG`` and ``STD`` (of the whole, divisor n, as Prometheus'
     ``stddev_over_time``) cover the points that are there in the window before *end_at*.

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import sseclient
@@ -35,6 +35,12 @@ from load_watcher.providers.endpoint import CA_FILE_REMEDY, make_status_error, s
 _CONNECT_SECONDS: Final = 5.0
 # Enough for what an error says.
 _MAX_ERROR_BYTES: Final = 65_536
+
+
+# The year 9999; JSON knows no limit for whole numbers, floats do.
+_MAX_TIME_MS: Final = 253_402_300_799_000
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -130,33 +136,34 @@ class Computation:
     def _collect(self, channel: Iterator[object]) -> Output:
         provider = self._endpoint.provider
         output = Output()
-        for message in self._decode(channel):
-            if isinstance(message, messages.EndOfChannelMessage):
-                return output
-            if isinstance(message, messages.MetadataMessage):
-                output.properties[message.tsid] = message.properties
-            elif isinstance(message, messages.DataMessage):
-                output.points.setdefault(message.logical_timestamp_ms, {}).update(message.data)
-            elif isinstance(message, messages.InfoMessage):
-                output.matched = _read_limit(message.message) or output.matched
-            elif isinstance(message, messages.ErrorMessage):
-                raise ProviderReplyError(f"{provider}: the program failed: {self._shorten(json.dumps(message.errors))}")
-            elif isinstance(message, messages.ChannelAbortMessage):
-                reason = self._shorten(json.dumps(message.abort_info))
-                raise ProviderUnavailableError(f"{provider}: the source stopped the computation: {reason}")
+        # The package decodes without checking: whatever it or the digest trips over is the source's fault.
+        try:
+            for message in channel:
+                if isinstance(message, messages.EndOfChannelMessage):
+                    return output
+                self._digest(message, output)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            cause = f"{type(error).__name__}: {self._shorten(str(error))}"
+            raise ProviderReplyError(f"{provider}: a message of the stream cannot be read: {cause}") from error
         raise ProviderUnavailableError(f"{provider}: the stream ended before its END_OF_CHANNEL; what had come so far does not count")
 
-    def _decode(self, channel: Iterator[object]) -> Iterator[object]:
-        """Iterate over the messages; the package decodes without checking, so whatever it trips over is the source's fault."""
-        while True:
-            try:
-                message = next(channel)
-            except StopIteration:
-                return
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                cause = f"{type(error).__name__}: {self._shorten(str(error))}"
-                raise ProviderReplyError(f"{self._endpoint.provider}: a message of the stream cannot be read: {cause}") from error
-            yield message
+    def _digest(self, message: object, output: Output) -> None:
+        provider = self._endpoint.provider
+        if isinstance(message, messages.MetadataMessage):
+            output.properties[_check(message.tsid, str)] = _check(message.properties, dict)
+        elif isinstance(message, messages.DataMessage):
+            time_ms = _check(message.logical_timestamp_ms, int)
+            if not 0 <= time_ms <= _MAX_TIME_MS:
+                raise ValueError("a time that is none")
+            points = output.points.setdefault(time_ms, {})
+            points.update({_check(series, str): value for series, value in message.data.items()})
+        elif isinstance(message, messages.InfoMessage):
+            output.matched = _read_limit(message.message) or output.matched
+        elif isinstance(message, messages.ErrorMessage):
+            raise ProviderReplyError(f"{provider}: the program failed: {self._shorten(json.dumps(message.errors))}")
+        elif isinstance(message, messages.ChannelAbortMessage):
+            reason = self._shorten(json.dumps(message.abort_info))
+            raise ProviderUnavailableError(f"{provider}: the source stopped the computation: {reason}")
 
     def _shorten(self, text: str) -> str:
         return shorten(text, [self._endpoint.token])
@@ -249,6 +256,12 @@ class _Transport(sse.SSETransport):  # type: ignore[misc]  # the package has no 
 def _shut_down(handle: socket.socket) -> None:
     with contextlib.suppress(OSError):  # the other end may have gone already
         handle.shutdown(socket.SHUT_RDWR)
+
+
+def _check(value: object, of: type[_T]) -> _T:
+    if not isinstance(value, of):
+        raise TypeError(f"{type(value).__name__} in place of {of.__name__}")
+    return value
 
 
 def _read_message(text: str) -> str:

@@ -152,7 +152,7 @@ class SignalFxProvider:
         text = build_program(host_suffix=self._host_suffix, cluster_name=self._cluster_name)
         output = await self._compute(text, end_at - window.duration_seconds, end_at)
         if self._nodes is not None:
-            await self._nodes.wait(self._timeout_seconds)
+            await self._nodes.wait(self._timeout_seconds / 2)
         view = NodeView.of(self._nodes, host_suffix=self._host_suffix)
         batch = await asyncio.to_thread(build_signalfx_batch, output, window=window, end_at=end_at, view=view)
         self._coverage.note(batch, self._nodes, _find_gap(output))
@@ -287,7 +287,7 @@ def build_signalfx_batch(output: Output, *, window: Window, end_at: float, view:
     hosts: dict[str, dict[str, str]] = {metric_type: {} for metric_type in METRICS}  # metric type → series → host
     for series, properties in output.properties.items():
         label, host = properties.get("sf_streamLabel"), properties.get("host")
-        if label in hosts and isinstance(host, str) and host:
+        if isinstance(label, str) and label in hosts and isinstance(host, str) and host:
             hosts[label][series] = host
         else:
             detail = f"published as {label!r}, host {host!r}"
@@ -305,14 +305,24 @@ def build_signalfx_batch(output: Output, *, window: Window, end_at: float, view:
                 row = rows.get(series)
                 if row is None or value is None:
                     continue
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    values[row, column] = value
-                else:
+                number = _read_number(value)
+                if number is None:
                     unreadable[host_of[series], metric_type, type(value).__name__] += 1
+                else:
+                    values[row, column] = number
         times = np.array(times_ms, dtype=np.float64) / 1000
         tables.append(PointTable(metric_type, METRIC_NAMES[metric_type], tuple(host_of.values()), times, values))
     rejections += [Rejection(host, kind, NOT_A_NUMBER, f"{count} points of type {of}") for (host, kind, of), count in unreadable.items()]
     return build_batch(NAME, tables, window=window, end_at=end_at, view=view, rejections=rejections)
+
+
+def _read_number(value: object) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # JSON knows no limit for whole numbers
+        return None
 
 
 def _find_gap(output: Output) -> Finding | None:

@@ -44,8 +44,11 @@ SUITES: dict[str, ModuleType] = {module.__name__.rpartition(".")[2]: module for 
 
 async def run_case(suite: str, case: Case) -> Outcome | None:
     """Run one case of a suite; ``None`` where the project does not have the part that the case is about."""
-    answer = SUITES[suite].run(case)
-    outcome: Outcome | None = await answer if inspect.isawaitable(answer) else answer
+    try:
+        answer = SUITES[suite].run(case)
+        outcome: Outcome | None = await answer if inspect.isawaitable(answer) else answer
+    except Exception as error:  # noqa: BLE001 - one odd case must not hide the verdicts of the others
+        return Outcome((), f"the run ended with {type(error).__name__}: {error}")
     return outcome
 
 
@@ -61,11 +64,13 @@ async def run_file(path: Path) -> tuple[list[tuple[str, Outcome]], int]:
     """
     document = json.loads(path.read_text(encoding="utf-8"))
     try:
-        suite, cases = document["suite"], document["cases"]
+        suite, cases = document["suite"], list(document["cases"])
         SUITES[suite]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: not a vector file of a known suite ({', '.join(SUITES)})") from error
     outcomes = [(case["id"], await run_case(suite, case)) for case in cases]
+    if not outcomes:
+        raise ValueError(f"{path}: it holds no cases")
     ran = [(case_id, outcome) for case_id, outcome in outcomes if outcome is not None]
     return ran, len(outcomes) - len(ran)
 

@@ -45,6 +45,7 @@ class PluginSuite(Generic[PolicyT]):
 
     def run(self, case: Case) -> Outcome:
         """Run one case."""
+        case = {**case, "args": case.get("args") or {}}
         expected = case["expected"]
         try:
             policy = self.make(case)
@@ -65,7 +66,9 @@ class PluginSuite(Generic[PolicyT]):
         reply = case.get("watcher")
         if _has_absent_value(reply):
             without = self._compute(policy, case, LoadSnapshot.decode(json.dumps(_without_absent(reply))))
-            return Outcome(("absent_is_not_zero",), self.compare(without, ours))
+            as_zero = self._compute(policy, case, LoadSnapshot.decode(json.dumps(_with_zeros(reply))))
+            # With zeros in their place the original's answer must come out, and ours as if they were not listed.
+            return Outcome(("absent_is_not_zero",), self.compare(as_zero, expected) or self.compare(without, ours))
         unusable = self.scores_of(self._compute(policy, case, LoadSnapshot.empty()))
         if text and not is_json(text):
             return Outcome(("rejects_invalid_json",), "" if self.scores_of(ours) == unusable else "an unreadable reply was used")
@@ -77,15 +80,17 @@ class PluginSuite(Generic[PolicyT]):
         return self.compute(policy, case, build_columns(snapshot, now=0.0, nodes=[Node.from_manifest(node) for node in case_nodes(case)]))
 
     def _judge_decoded(self, policy: PolicyT, case: Case, nearest: Answer) -> Outcome:
-        reply = copy.deepcopy(case["watcher"])
+        reply = json.loads(reply_text(case))
         decoded = case["expected"]["decoded"]
         if isinstance(decoded, list):
             decoded = {case["node"]["metadata"]["name"]: decoded}
         close = True
         for node, values in decoded.items():
-            for metric, value in zip(reply["data"]["NodeMetricsMap"][node]["metrics"], values, strict=True):
-                close &= is_close(float(metric["value"]), value, 1e-12)
+            metrics = [metric if isinstance(metric, dict) else {} for metric in reply["data"]["NodeMetricsMap"][node]["metrics"]]
+            for metric, value in zip(metrics, values, strict=True):
+                close &= is_close(float(metric.get("value") or 0), value, 1e-12)
                 metric["value"] = value
+            reply["data"]["NodeMetricsMap"][node]["metrics"] = metrics
         expected = case["expected"]
         problem = self.compare(self._compute(policy, case, LoadSnapshot.decode(json.dumps(reply))), expected)
         if not problem and close and self.scores_of(nearest) != self.scores_of(expected):
@@ -133,6 +138,15 @@ def _without_absent(reply: Any) -> Any:
         if node:
             node["metrics"] = [metric for metric in node.get("metrics") or [] if metric and metric.get("value") is not None]
     return cut
+
+
+def _with_zeros(reply: Any) -> Any:
+    filled = copy.deepcopy(reply)
+    for node in _node_map(filled).values():
+        if node:
+            metrics = [metric for metric in node.get("metrics") or [] if metric]
+            node["metrics"] = [metric | {"value": metric.get("value") or 0} for metric in metrics]
+    return filled
 
 
 def _has_number_that_go_refuses(text: str) -> bool:

@@ -85,7 +85,7 @@ ZERO_LOAD = {"score": 40, "pod_millis": 0, "missing_millis": 0, "util_millis": 0
     ("case", "rules"),
     [
         (tlp_case([CPU_30, CPU_ABSENT], ZERO_LOAD), ("absent_is_not_zero",)),
-        (tlp_case([CPU_30, None], ZERO_LOAD), ("absent_is_not_zero",)),
+        (tlp_case([CPU_30, None], ZERO_LOAD | {"score": 85, "util_millis": 1200, "predicted": 30}), ()),
         (tlp_case([CPU_30 | {"value": 1e22}], {"score": 0}), ()),
         (tlp_case([], {"error": True}, args={"defaultRequestsMultiplier": "1_0_"}), ()),
         (tlp_case([CPU_30], {"score": 0}, args={"defaultRequestsMultiplier": "inf"}), ("rejects_invalid_arguments",)),

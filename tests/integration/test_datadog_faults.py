@@ -25,7 +25,8 @@ from load_watcher.errors import (
 )
 from load_watcher.providers.datadog import DatadogProvider
 from load_watcher.samples import FIFTEEN_MINUTES
-from load_watcher.watcher import Timing, Watcher
+from load_watcher.timing import Timing
+from load_watcher.watcher import Watcher
 from tests.builders import NOW
 from tests.fakes.datadog_server import FakeDatadog, make_rate_limit
 from tests.fakes.hosted import Fault, SilentServer, drop, hang, reply
@@ -257,6 +258,12 @@ async def test_silence_in_the_handshake_ends_at_the_deadline() -> None:
         assert silent.connections == 2
 
 
+async def test_report_53_a_missing_token_is_one_error_that_names_the_variable(server: FakeDatadog, tmp_path: Path) -> None:
+    error = await fail_once(make_datadog(server, tmp_path, api_key=None, app_key=None))
+    assert isinstance(error, ProviderAuthError)
+    assert "METRICS_PROVIDER_APP_KEY" in str(error)
+
+
 async def test_report_53_an_address_where_nobody_listens() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -275,12 +282,19 @@ async def test_report_62_leaving_in_the_middle_of_a_fetch_ends_it(server: FakeDa
             await task
 
 
+@pytest.mark.timeout(600)
 async def test_report_62_many_cycles_leave_nothing_behind(server: FakeDatadog, tmp_path: Path) -> None:
     process = psutil.Process()
     async with make_datadog(server, tmp_path) as provider:
         await provider.fetch(FIFTEEN_MINUTES)
-        before = len(process.net_connections())
-        for _ in range(CYCLES):
+        await eventually(lambda: server.open_requests == 0)
+        handles, memory_bytes = process.num_fds(), process.memory_info().rss
+        for cycle in range(CYCLES):
+            if cycle % 10 == 0:
+                server.faults.append(cut_off)
+                with pytest.raises(ProviderUnavailableError):
+                    await provider.fetch(FIFTEEN_MINUTES)
             await provider.fetch(FIFTEEN_MINUTES)
-        await eventually(lambda: len(process.net_connections()) <= before)
-    assert server.count_queries() == CYCLES + 1
+            server.requests.clear()
+        await eventually(lambda: process.num_fds() <= handles)
+        assert process.memory_info().rss - memory_bytes < 16 * 2**20

@@ -16,7 +16,8 @@ from load_watcher.providers.metrics_server import MetricsServerProvider
 from load_watcher.providers.recorded import RecordedProvider
 from load_watcher.samples import SampleBatch
 from load_watcher.server.app import create_app
-from load_watcher.watcher import Timing, Watcher
+from load_watcher.timing import Timing
+from load_watcher.watcher import Watcher
 from tests.builders import NOW, make_batch
 from tests.fakes.api_server import FakeApiServer, make_node, make_node_metrics
 from tests.fakes.watcher import FakeClock, ScriptedProvider, eventually

@@ -164,8 +164,11 @@ async def test_exec_plugin_that_hangs_later_is_started_once(api: FakeApiServer, 
         assert await get_version(client) == "1"
         api.token = "3"
         (tmp_path / "wait").touch()
+        under_way = asyncio.create_task(get_version(client))
         with pytest.raises(KubernetesUnreachableError, match="0.1 s"):
             await client.get("/version", Version, timeout_seconds=0.1)
+    with pytest.raises(KubernetesStatusError, match="Unauthorized"):
+        await under_way
     assert (tmp_path / "runs").read_text() == "\n" * 3
     await end_exec_plugins(tmp_path, open_files)
 

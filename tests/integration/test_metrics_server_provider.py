@@ -327,7 +327,7 @@ async def test_metrics_api_that_fails(
     ("reply", "error_type", "message"),
     [
         (status_reply(401, "Unauthorized"), ProviderAuthError, "kubectl auth whoami"),
-        (status_reply(403, "nodes is forbidden"), ProviderAuthError, "nodes is forbidden; grant the verbs get, list and watch on nodes"),
+        (status_reply(403, "nodes is forbidden"), ProviderAuthError, "nodes is forbidden; grant the verbs list and watch on nodes"),
         (Reply(404, "404 page not found\n"), ProviderReplyError, "check that the address is that of a Kubernetes API server"),
         (status_reply(500, "boom"), ProviderUnavailableError, "boom"),
         (Reply(None), ProviderUnavailableError, "0.2 s"),

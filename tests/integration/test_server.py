@@ -16,7 +16,8 @@ from load_watcher.errors import ProviderAuthError, ProviderUnavailableError
 from load_watcher.samples import NodeInfo, SampleBatch
 from load_watcher.server.app import create_app
 from load_watcher.telemetry import Telemetry
-from load_watcher.watcher import Timing, Watcher
+from load_watcher.timing import Timing
+from load_watcher.watcher import Watcher
 from tests.builders import NOW, make_batch
 from tests.fakes.watcher import Answer, FakeClock, ScriptedProvider, eventually, hang
 from trimaran_client.wire import ResourceQuantities, decode_watcher_metrics

@@ -28,7 +28,8 @@ from load_watcher.providers.endpoint import make_tls_context
 from load_watcher.providers.signalflow import Endpoint, _Transport
 from load_watcher.providers.signalfx import SignalFxProvider
 from load_watcher.samples import FIFTEEN_MINUTES
-from load_watcher.watcher import Timing, Watcher
+from load_watcher.timing import Timing
+from load_watcher.watcher import Watcher
 from tests.builders import NOW
 from tests.fakes.hosted import Fault, SilentServer, drop, hang, reply
 from tests.fakes.hosted_providers import (
@@ -247,6 +248,12 @@ async def test_report_64_stop_is_bounded(server: FakeSignalFx, tmp_path: Path, i
         await eventually(lambda: not signalfx_threads())
 
 
+async def test_report_53_a_missing_token_is_one_error_that_names_the_variable(server: FakeSignalFx, tmp_path: Path) -> None:
+    error = await fail_once(make_signalfx(server, tmp_path, token=None))
+    assert isinstance(error, ProviderAuthError)
+    assert "METRICS_PROVIDER_TOKEN" in str(error)
+
+
 async def test_report_53_an_address_where_nobody_listens(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -255,13 +262,19 @@ async def test_report_53_an_address_where_nobody_listens(tmp_path: Path) -> None
     assert type(error) is ProviderUnavailableError
 
 
+@pytest.mark.timeout(600)
 async def test_report_62_many_cycles_leave_nothing_behind(server: FakeSignalFx, tmp_path: Path) -> None:
     process = psutil.Process()
     async with make_signalfx(server, tmp_path) as provider:
         await provider.fetch(FIFTEEN_MINUTES)
-        await eventually(lambda: not signalfx_threads())
-        before = len(process.net_connections())
-        for _ in range(CYCLES):
+        await eventually(lambda: not signalfx_threads() and server.open_requests == 0)
+        handles, memory_bytes = process.num_fds(), process.memory_info().rss
+        for cycle in range(CYCLES):
+            if cycle % 10 == 0:
+                server.faults.append(run_script(cut_off))
+                with pytest.raises(ProviderUnavailableError):
+                    await provider.fetch(FIFTEEN_MINUTES)
             await provider.fetch(FIFTEEN_MINUTES)
-        await eventually(lambda: not signalfx_threads() and len(process.net_connections()) <= before)
-    assert len(server.requests) == CYCLES + 1
+            server.requests.clear()
+        await eventually(lambda: not signalfx_threads() and process.num_fds() <= handles)
+        assert process.memory_info().rss - memory_bytes < 16 * 2**20

@@ -155,11 +155,11 @@ def test_the_ring_holds_the_last_refreshes_that_brought_something(
                         target.values[name].setdefault(node, value)
         held = [*held, new][-rows:] if new.times["both"] or new.times["Memory"] else held
         assert taken == expected
-        for metric_type in ("CPU", "Memory"):
-            dated_by = "Memory" if is_apart and metric_type == "Memory" else "both"
-            samples = ring.columns(metric_type, start_at=NOW - 1, end_at=NOW + 100, nodes=tuple("abcdefgh"))
-            found = {
-                ("abcdefgh"[column], round(samples.at_ms[row, column] / 1000 - NOW)): float(samples.values[row, column])
-                for row, column in np.argwhere(~np.isnan(samples.values)).tolist()
-            }
-            assert found == {(node, row.times[dated_by][node]): value for row in held for node, value in row.values[metric_type].items()}
+    for metric_type in ("CPU", "Memory"):
+        dated_by = "Memory" if is_apart and metric_type == "Memory" else "both"
+        samples = ring.columns(metric_type, start_at=NOW - 1, end_at=NOW + 100, nodes=tuple("abcdefgh"))
+        found = {
+            ("abcdefgh"[column], round(samples.at_ms[row, column] / 1000 - NOW)): float(samples.values[row, column])
+            for row, column in np.argwhere(~np.isnan(samples.values)).tolist()
+        }
+        assert found == {(node, row.times[dated_by][node]): value for row in held for node, value in row.values[metric_type].items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -18,11 +19,20 @@ from trimaran_client.kube.access import Session, find_access, open_first, open_s
 
 if TYPE_CHECKING:
     import aiohttp
+    from kubernetes_asyncio.client import Configuration
 
 # As client-go's pager: 500 nodes are some 5 MB of JSON, which hold the event loop for about 3 ms each time.
 PAGE_SIZE = 500
 NO_PARAMS: Mapping[str, str] = MappingProxyType({})
+# A page of 500 nodes with 50 images each is 5 MB, the metrics of 50,000 nodes 16 MB; some servers answer without pages.
+MAX_REPLY_BYTES = 512 * 1024 * 1024
+# etcd holds objects of 1.5 MB by default.
+MAX_LINE_BYTES = 64 * 1024 * 1024
+MAX_ERROR_BYTES = 64 * 1024
+MAX_OBJECTS = 2_000_000
 _BODY_START_CHARACTERS = 200
+_CREDENTIALS = re.compile(r"//[^/@\s]+@")
+_BEARER = re.compile(r"(?i)\b(bearer)[\s:]+[^\s\"',;]+")
 
 ReplyT = TypeVar("ReplyT")
 
@@ -56,10 +66,14 @@ class ListMeta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class ObjectList(msgspec.Struct, Generic[ReplyT], frozen=True):
-    """A list as the API writes it; ``null`` stands for no items."""
+    """
+    A list as the API writes it; ``null`` stands for no items.
 
+    An answer without ``items`` is no list, whatever its status: taking it for an empty one would lose every object.
+    """
+
+    items: list[ReplyT] | None
     metadata: ListMeta = ListMeta()
-    items: list[ReplyT] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +158,7 @@ class KubeClient:
         with _translated_errors(path, timeout_seconds):
             async with asyncio.timeout(timeout_seconds), await self._send(path, params) as response:
                 # From the stream: what `response.read()` returns stays with the response, which kubernetes-asyncio keeps.
-                body = await response.content.read()
+                body = await _read_bounded(response, MAX_REPLY_BYTES, path)
         return _decode(body, reply_type, path)
 
     async def list_objects(
@@ -158,15 +172,17 @@ class KubeClient:
             try:
                 page = await self.get(path, page_type, params=query, timeout_seconds=timeout_seconds)
             except KubernetesStatusError as error:
-                if error.status != HTTPStatus.GONE or "continue" not in query:
+                if error.status != HTTPStatus.GONE or "continue" not in query or "limit" not in query:
                     raise
                 # The first page is older than what the server remembers: ask for everything at once, as client-go does.
                 query = dict(params)
                 items.clear()
                 continue
             items += page.items or ()
+            if len(items) > MAX_OBJECTS or (page.metadata.continue_token and not page.items):
+                raise KubernetesReplyError(f"GET {path}: a list without end: {len(items)} objects and more to come")
             if not page.metadata.continue_token:
-                return ObjectList(page.metadata, items)
+                return ObjectList(items=items, metadata=page.metadata)
             query["continue"] = page.metadata.continue_token
 
     @contextlib.asynccontextmanager
@@ -226,11 +242,11 @@ class KubeClient:
             if response.status == HTTPStatus.OK:
                 return response
             async with response:
-                reason = _read_reason(await response.content.read())
+                reason = redact(_read_reason(await _read_start(response)), session.api.configuration)
             if response.status == HTTPStatus.UNAUTHORIZED and may_renew and await self._renew(session):
                 may_renew = False
                 continue
-            message = f"GET {path}: {response.status} from {session.api.configuration.host}: {reason}"
+            message = f"GET {path}: {response.status} from {redact(session.api.configuration.host or '')}: {reason}"
             raise KubernetesStatusError(message, status=response.status, reason=reason)
 
     async def _renew(self, refused: Session) -> bool:
@@ -240,8 +256,10 @@ class KubeClient:
         if self._renewal is None or self._renewal.done():
             self._renewal = asyncio.create_task(self._reopen(refused))
             self._renewal.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may end after all who waited for it
-        # One for all, and not given up with a request: an exec plugin that hangs would be started again and again.
-        return await asyncio.shield(self._renewal)
+        renewal = self._renewal
+        # One for all, and not cancelled with a request: an exec plugin that hangs would be started again and again.
+        await asyncio.wait([renewal])
+        return not renewal.cancelled() and renewal.result()
 
     async def _reopen(self, refused: Session) -> bool:
         renewed = await open_session(refused.place)
@@ -249,10 +267,44 @@ class KubeClient:
             await renewed.api.close()
             return False
         # Other requests may still be under way on the old session: it is closed one rotation later.
-        if self._retired is not None:
-            await self._retired.api.close()
-        self._retired, self._session = refused, renewed
+        before, self._retired, self._session = self._retired, refused, renewed
+        if before is not None:
+            await before.api.close()
         return True
+
+
+async def _read_bounded(response: aiohttp.ClientResponse, limit: int, path: str) -> bytes:
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > limit:
+            raise KubernetesReplyError(f"GET {path}: more than {limit} bytes; that is no answer of an API server")
+    return bytes(body)
+
+
+async def _read_start(response: aiohttp.ClientResponse) -> bytes:
+    """Read what an error says of itself, and no more of it than that takes."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > MAX_ERROR_BYTES:
+            break
+    return bytes(body[:MAX_ERROR_BYTES])
+
+
+def redact(text: str, configuration: Configuration | None = None) -> str:
+    """
+    Take secrets out of text that others will read: credentials in an address, bearer tokens, and the token in use.
+
+    >>> redact("502 from https://admin:secret@host:6443; authorization: Bearer abc.def")
+    '502 from https://…@host:6443; authorization: Bearer …'
+    """
+    text = _BEARER.sub(r"\1 …", _CREDENTIALS.sub("//…@", text))
+    for value in configuration.api_key.values() if configuration is not None else ():
+        token = str(value).removeprefix("Bearer ").strip()
+        if token:
+            text = text.replace(token, "…")
+    return text
 
 
 @contextlib.contextmanager
@@ -267,10 +319,10 @@ def _translated_errors(path: str, timeout_seconds: float) -> Iterator[None]:
         remedy = "name its CA as certificate-authority in the kubeconfig"
         raise KubernetesUnreachableError(f"GET {path}: the API server's certificate is not trusted: {error}; {remedy}") from error
     except (aiohttp.ClientError, OSError) as error:
-        raise KubernetesUnreachableError(f"GET {path}: {str(error) or type(error).__name__}") from error
+        raise KubernetesUnreachableError(f"GET {path}: {redact(str(error)) or type(error).__name__}") from error
     except ValueError as error:
         # aiohttp refuses header values with control characters; its message does not show the value.
-        raise KubernetesConfigError(f"GET {path}: cannot be sent: {error}; check the token for line breaks") from error
+        raise KubernetesConfigError(f"GET {path}: cannot be sent: {redact(str(error))}; check the token for line breaks") from error
 
 
 async def _read_events(
@@ -302,6 +354,8 @@ async def _read_lines(stream: aiohttp.StreamReader, path: str, silence_seconds: 
                 yield line
             pieces.clear()
         pieces.append(rest)
+        if sum(map(len, pieces)) > MAX_LINE_BYTES:
+            raise KubernetesReplyError(f"GET {path}: an event of more than {MAX_LINE_BYTES} bytes; that is no watch of an API server")
 
 
 def _decode(body: bytes | msgspec.Raw, reply_type: type[ReplyT], path: str) -> ReplyT:
@@ -309,7 +363,8 @@ def _decode(body: bytes | msgspec.Raw, reply_type: type[ReplyT], path: str) -> R
         return msgspec.json.decode(body, type=reply_type)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         start = bytes(body)[:_BODY_START_CHARACTERS]
-        raise KubernetesReplyError(f"GET {path}: not what the API documents: {error}; it starts {start!r}; check the address") from error
+        told = redact(f"{error}; it starts {start!r}")
+        raise KubernetesReplyError(f"GET {path}: not what the API documents: {told}; check the address") from error
 
 
 def _read_reason(body: bytes) -> str:

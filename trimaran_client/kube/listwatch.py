@@ -133,7 +133,6 @@ class ListWatch(Generic[ObjectT]):
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run(), name=f"list and watch {self._selection.path}")
-        self._task.add_done_callback(self._report_defect)
         return self
 
     async def __aexit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
@@ -155,6 +154,10 @@ class ListWatch(Generic[ObjectT]):
                 await self._watch()
             except KubernetesError as error:
                 self._report_failure(error)
+            except Exception as error:  # the last resort of a task that must outlive everything, such as a thread that cannot start
+                logger.exception("%s: a defect of this program; the list begins anew", self._selection.path)
+                self._report_failure(KubernetesError(f"{self._selection.path}: {type(error).__name__}: {error}"))
+                self._resource_version = ""
             if self._eventless_attempts > 1:
                 self._resource_version = ""
             await asyncio.sleep(self._times.pause_seconds(self._eventless_attempts))
@@ -235,7 +238,3 @@ class ListWatch(Generic[ObjectT]):
         if self.last_error is not None:
             logger.info("%s: the watch works again; it follows %d objects", self._selection.path, len(self._objects))
         self.last_error = None
-
-    def _report_defect(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (defect := task.exception()) is not None:
-            logger.error("%s: the watch has stopped by a defect of this program", self._selection.path, exc_info=defect)

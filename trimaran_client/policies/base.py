@@ -18,6 +18,7 @@ from trimaran_client.units import FloatArray, IntArray, freeze
 MIN_NODE_SCORE = 0
 MAX_NODE_SCORE = 100
 NEUTRAL_NODE_SCORE = 50
+_LARGEST_SCORE = 2.0**53
 
 
 class Reason(enum.IntEnum):
@@ -156,7 +157,8 @@ def to_score(values: FloatArray) -> IntArray:
     >>> to_score(np.array([85.0, math.nan]))
     array([85,  0])
     """
-    return np.where(np.isnan(values), MIN_NODE_SCORE, values).astype(np.int64)
+    held = np.clip(values, -_LARGEST_SCORE, _LARGEST_SCORE)  # an upstream preset takes any target, and its scores have no range
+    return np.where(np.isnan(held), MIN_NODE_SCORE, held).astype(np.int64)
 
 
 def full_column(count: int, value: float = math.nan) -> FloatArray:

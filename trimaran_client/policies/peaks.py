@@ -124,7 +124,9 @@ class Peaks:
             is_measured = np.isfinite(measured) & (measured >= 0) & (nodes.age_seconds <= self.args.max_age_seconds)
         models = [self.args.models.get(name) for name in nodes.names]
         has_model = np.array([model is not None for model in models], dtype=np.bool_)
-        k1, k2 = (np.array([math.nan if model is None else getattr(model, key) for model in models]) for key in ("k1", "k2"))
+        k1, k2 = (
+            np.array([math.nan if model is None else getattr(model, key) for model in models], dtype=np.float64) for key in ("k1", "k2")
+        )
         used = measured / 100.0 * capacity
         predicted = np.where(capacity > 0, 100.0 * (used + float(pod_millicores)) / capacity, 0.0 if is_upstream else math.nan)
         cost = k1 * (np.exp(k2 * predicted) - np.exp(k2 * measured))

@@ -26,6 +26,10 @@ from trimaran_client.units import ZERO, BoolArray, FloatArray, IntArray, Quantit
 DEFAULT_TARGET_PERCENT = 40.0
 DEFAULT_REQUEST_MILLICORES = 1000
 DEFAULT_REQUEST_MULTIPLIER = 1.5
+# Go holds the target in 64 bits.
+_INTEGER_LIMIT = 2**63
+# Beyond any machine; keeps a product of hostile numbers finite.
+_LARGEST_PREDICTION = 1e30
 _LOAD_OPERATORS = (wire.AVERAGE, wire.LATEST)
 
 
@@ -81,13 +85,16 @@ class TargetLoadPackingArgs:
         Raises:
             PolicyArgumentError: If one cannot be read.
         """
-        target = args.get("targetUtilization", DEFAULT_TARGET_PERCENT)
-        if isinstance(target, bool) or not isinstance(target, int | float) or target != int(target):
+        # An absent or null argument takes the plugin's default.
+        target = args.get("targetUtilization")
+        target = DEFAULT_TARGET_PERCENT if target is None else target
+        if isinstance(target, bool) or not isinstance(target, int | float) or not abs(target) < _INTEGER_LIMIT or target != int(target):
             raise PolicyArgumentError(f"TargetLoadPacking: targetUtilization is {target!r}; give a whole number")
         requests = args.get("defaultRequests")
         if requests is not None and not isinstance(requests, Mapping):
             raise PolicyArgumentError(f"TargetLoadPacking: defaultRequests is {requests!r}; give a mapping such as {{cpu: 1000m}}")
-        multiplier = args.get("defaultRequestsMultiplier", str(DEFAULT_REQUEST_MULTIPLIER))
+        multiplier = args.get("defaultRequestsMultiplier")
+        multiplier = str(DEFAULT_REQUEST_MULTIPLIER) if multiplier is None else multiplier
         try:
             return cls(
                 target_percent=float(target) if target > 0 else DEFAULT_TARGET_PERCENT,
@@ -151,7 +158,8 @@ class TargetLoadPacking:
         if limit is not None:
             millicores = limit.milli
         elif request is not None:
-            millicores = int(round_half_away(np.array([request.milli * self.args.request_multiplier]))[0])
+            product = min(request.milli * self.args.request_multiplier, _LARGEST_PREDICTION)
+            millicores = int(round_half_away(np.array([product]))[0])
         else:
             millicores = self.args.default_request_millicores
         return Quantity.from_milli(millicores)

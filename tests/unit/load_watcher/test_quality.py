@@ -126,7 +126,7 @@ def test_limits_can_be_written_as_text() -> None:
     [
         ("grace_second=60", r"'grace_second' is not a limit \(did you mean grace_seconds\?\)"),
         ("stuck_samples=1.5", "stuck_samples: '1.5' is not a whole number; the default is 10"),
-        ("max_percent", "max_percent: '' is not a number; the default is 110"),
+        ("max_percent", "max_percent: '' is not a number; the default is 150"),
         ("max_percent=0", "max_percent=0: a limit is a finite number above 0"),
         ("max_percent=nan", "max_percent=nan: a limit is a finite number above 0"),
     ],

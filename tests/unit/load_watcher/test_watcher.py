@@ -18,7 +18,8 @@ from load_watcher.errors import (
 from load_watcher.samples import SampleBatch
 from load_watcher.snapshot import Snapshot
 from load_watcher.telemetry import Telemetry
-from load_watcher.watcher import Timing, Watcher
+from load_watcher.timing import Timing
+from load_watcher.watcher import Watcher
 from tests.builders import NOW, make_batch
 from tests.fakes.watcher import Answer, FakeClock, ScriptedProvider, eventually, hang
 

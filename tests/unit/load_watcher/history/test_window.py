@@ -57,8 +57,9 @@ def test_a_metric_with_times_of_its_own_is_repeated_by_them() -> None:
         ring.append(make_batch({"n": age_seconds}, memory_percent={"n": memory}, sampled_at=NOW, times=times))
     assert held(ring, "n") == {60.0: 1.0, 0.0: 30.0}
     assert held(ring, "n", "Memory") == {60.0: 10.0, 30.0: 20.0}
-    undated = {"Memory": np.array([np.nan])}
-    assert ring.append(make_batch({"n": 30}, memory_percent={"n": 99}, sampled_at=NOW, times=undated)) == 0
+    ring.append(make_batch({"m": 1}, sampled_at=NOW))
+    undated = {"Memory": np.array([np.nan, NOW])}
+    assert ring.append(make_batch({"n": 30, "m": 1}, memory_percent={"n": 99, "m": 5}, sampled_at=NOW, times=undated)) == 1
     # Once it had times of its own they go on, from those of the batch where it names none.
     ring.append(make_batch({"n": 2}, memory_percent={"n": 30}, sampled_at=NOW))
     assert held(ring, "n", "Memory") == {60.0: 10.0, 30.0: 20.0, 0.0: 30.0}
@@ -82,7 +83,7 @@ def test_the_oldest_refresh_is_overwritten() -> None:
 
 def test_a_time_that_was_overwritten_is_new_again() -> None:
     ring = SampleRing(span_seconds=30, step_seconds=30)
-    for node, second in (("n", 0), ("m", 1), ("m", 2), ("n", 0)):
+    for node, second in (("n", 0), ("n", 1), ("m", 2), ("n", 0)):
         assert ring.append(make_batch({node: second}, sampled_at=NOW + second)) == 1
     assert held(ring, "n", span_seconds=1) == {0.0: 0.0}
 
@@ -142,7 +143,7 @@ def test_a_metric_that_is_no_longer_there_is_forgotten_with_its_last_sample() ->
     ring = SampleRing(span_seconds=60, step_seconds=30)
     ring.append(make_batch({"n": 1}))
     bytes_before = ring.memory_bytes
-    ring.append(make_batch({"n": 1}, memory_percent={"n": 1}, sampled_at=NOW + 1, times={"Memory": np.array([NOW])}))
+    ring.append(make_batch({"n": 1}, memory_percent={"n": 1}, sampled_at=NOW + 1, times={"Memory": np.array([NOW - 1])}))
     for position in range(1, 4):
         assert ring.metric_types == ("CPU", "Memory")
         ring.append(make_batch({"n": 1}, sampled_at=NOW + 30 * position))
