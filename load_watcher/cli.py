@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import textwrap
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,6 +40,7 @@ from trimaran_client.ops import configure_logging
 _KEEP_ALIVE_SECONDS: Final = 3600
 # Well inside the 30 s after which Kubernetes kills.
 _SHUTDOWN_SECONDS: Final = 10
+_THREADS_SECONDS: Final = 5
 _HELP_WIDTH: Final = 110
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
@@ -67,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _log.warning(warning)
     try:
         asyncio.run(_serve(settings))
+    except KeyboardInterrupt:  # before the loop could take the signal
+        return 0
     except (LoadWatcherError, _ListenError) as error:
         print(f"load-watcher: {error}", file=sys.stderr)
         return 1
@@ -122,6 +126,10 @@ async def _serve(settings: Settings) -> None:
         _log.info("stopping", reason="signal")
     finally:
         await runner.cleanup()
+        # A thread of a source that hangs in a file or a name lookup cannot be ended, and the interpreter would wait for it for ever.
+        last_resort = threading.Timer(_THREADS_SECONDS, os._exit, [0])
+        last_resort.daemon = True
+        last_resort.start()
 
 
 def _make_memory(settings: Settings, source: str, clock: Clock) -> Memory | None:

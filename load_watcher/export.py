@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 async def export_history(path: Path, *, start_at: float, end_at: float | None, file_format: str, target: IO[bytes]) -> int:
     """
-    Write the refreshes with samples in a range; a running service may go on writing the file.
+    Write the refreshes with samples in a range, first the averages of what is no longer kept; a running service may go on writing the file.
 
     Args:
         path: The history file.
@@ -57,7 +57,7 @@ async def export_history(path: Path, *, start_at: float, end_at: float | None, f
     """
     write = {"jsonl": _write_recording, "csv": _write_csv, "parquet": _write_parquet}[file_format]
     async with HistoryReader(path) as reader:
-        return await write(reader.load(start_at, end_at), target)
+        return await write(reader.load(start_at, end_at, averages=True), target)
 
 
 async def _write_recording(refreshes: AsyncIterator[StoredRefresh], target: IO[bytes]) -> int:
@@ -76,6 +76,10 @@ def make_recorded_line(batch: SampleBatch, fetched_at: float) -> dict[str, Any]:
         "sampled_at": _nullable(batch.sampled_at.tolist()),
         "latest": {metric_type: _nullable(values.tolist()) for metric_type, values in batch.latest.items()},
     }
+    if batch.units:
+        line["units"] = dict(batch.units)
+    if batch.times:
+        line["times"] = {metric_type: _nullable(at.tolist()) for metric_type, at in batch.times.items()}
     if batch.infos:
         line["capacity"] = [_quantities(info, "capacity") for info in batch.infos]
         line["allocatable"] = [_quantities(info, "allocatable") for info in batch.infos]
@@ -143,4 +147,4 @@ def _rows(refresh: StoredRefresh) -> Iterator[Row]:
     batch = refresh.batch
     for metric_type, values in batch.latest.items():
         for row in np.flatnonzero(~np.isnan(values)).tolist():
-            yield Row(refresh.fetched_at, batch.nodes[row], float(batch.sampled_at[row]), metric_type, float(values[row]))
+            yield Row(refresh.fetched_at, batch.nodes[row], float(batch.times_of(metric_type)[row]), metric_type, float(values[row]))

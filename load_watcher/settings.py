@@ -27,7 +27,9 @@ _SERVICE_VARIABLE: Final = re.compile(r"SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PO
 _SERVICE_HOST: Final = "SERVICE_HOST"
 SECRET_VARIABLES: Final = frozenset({"METRICS_PROVIDER_TOKEN", "METRICS_PROVIDER_APP_KEY", "METRICS_PROVIDER_PASSWORD"})
 # User and password in an address.
-_CREDENTIALS: Final = re.compile(r"//[^/\s]*@")
+_CREDENTIALS: Final = re.compile(r"^([a-z]+://)?.*@")
+_QUERY: Final = re.compile(r"\?.*$")
+_SHOWN: Final = 200
 _RECORDED: Final = "Recorded"
 # logrus, which the Go load-watcher logs with, knows more levels than the standard library.
 _LOG_LEVELS: Final = {
@@ -40,6 +42,7 @@ _LOG_LEVELS: Final = {
     "debug": "DEBUG",
     "trace": "DEBUG",
 }
+_MAX_HOST: Final = 253
 _MAX_PORT: Final = 65535
 
 
@@ -78,9 +81,13 @@ def _parse_log_level(text: object) -> str:
 
 
 def _check_file(path: Path) -> Path:
-    if not path.expanduser().is_file():
-        raise ValueError("there is no such file")
-    return path.expanduser()
+    try:
+        found = path.expanduser()
+        if found.is_file():
+            return found
+    except (OSError, RuntimeError) as error:  # a name too long, or the home of nobody
+        raise ValueError(f"it cannot be looked up: {str(error)[:100]}") from error
+    raise ValueError("there is no such file")
 
 
 def _split(text: object) -> object:
@@ -262,8 +269,7 @@ class Settings(BaseSettings):
         if info.data.get("provider_name") == _RECORDED:
             if address is None:
                 raise ValueError("the provider Recorded needs a file")
-            if not Path(address).is_file():
-                raise ValueError("there is no such file")
+            _check_file(Path(address))
         return address
 
     @field_validator("fetch_timeout_seconds")
@@ -352,7 +358,8 @@ def _describe(detail: ErrorDetails, variable: Variable) -> str:
     elif variable.name in SECRET_VARIABLES:
         value = " (value not shown)"
     else:
-        value = f"={_CREDENTIALS.sub('//…@', os.environ[variable.name])!r}"
+        shown = _QUERY.sub("?…", _CREDENTIALS.sub(r"\1…@", os.environ[variable.name]))
+        value = f"={shown[:_SHOWN]!r}"
     return f"{variable.name}{value}: {cause}; {variable.remedy}"
 
 

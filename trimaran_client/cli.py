@@ -120,6 +120,8 @@ def score(
     if len(pods_in_file) != 1:
         raise ManifestError(f"{pod_file.name}: {len(pods_in_file)} objects; give exactly one pod")
     pod = pods_in_file[0]
+    if not pod.containers:
+        raise ManifestError(f"{pod_file.name}: no spec.containers; give a pod, or a workload with a pod template")
     if snapshot_file is not None:
         try:
             snapshot = LoadSnapshot.decode(snapshot_file.read())
@@ -166,7 +168,7 @@ def _read_manifests(file: IO[bytes], read: Callable[[object], _T]) -> list[_T]:
 
 
 def _report(policy: TargetLoadPacking, pod: Pod, columns: NodeColumns, scores: Scores, terms: UtilizationTerms) -> ScoreReport:
-    row_of = {name: row for row, name in enumerate(columns.names)}
+    row_of = {name: row for row, name in reversed(list(enumerate(columns.names)))}
     nodes = [
         ScoredNode(
             node=ranked.node,

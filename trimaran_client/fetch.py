@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import itertools
+import math
 import random
 import threading
 from collections.abc import Callable, Coroutine
@@ -52,6 +54,10 @@ class WatcherClient:
         attempt_seconds: float = DEFAULT_ATTEMPT_SECONDS,
     ) -> None:
         self._url = _watcher_url(address)
+        # What is told of the address: without user and password.
+        self._told = str(self._url.with_user(None).with_query(None))
+        if not 0 < deadline_seconds < math.inf or not attempt_seconds > 0:
+            raise WatcherError(f"deadline_seconds={deadline_seconds!r}, attempt_seconds={attempt_seconds!r}: give numbers above 0")
         self._deadline_seconds = deadline_seconds
         self._timeout = aiohttp.ClientTimeout(total=attempt_seconds)
         self._session: aiohttp.ClientSession | None = None
@@ -93,7 +99,7 @@ class WatcherClient:
             pass
         if failure is None:
             failure = WatcherUnreachableError(
-                f"{self._url}: no answer within {self._deadline_seconds:g} s; check that the load watcher runs there"
+                f"{self._told}: no answer within {self._deadline_seconds:g} s; check that the load watcher runs there"
             )
         raise failure
 
@@ -105,12 +111,12 @@ class WatcherClient:
                 body = await _read_bounded(response)
                 if response.status == 200:
                     return body
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            cause = str(error) or type(error).__name__
-            raise WatcherUnreachableError(f"{self._url}: {cause}; check that the load watcher runs there") from error
+        except (aiohttp.ClientError, TimeoutError, OSError, UnicodeError) as error:
+            cause = (str(error) or type(error).__name__).replace(str(self._url), self._told)
+            raise WatcherUnreachableError(f"{self._told}: {cause}; check that the load watcher runs there") from error
         body_start = body.decode("utf-8", "replace")[:_BODY_START_CHARACTERS]
         error_type = WatcherNotReadyError if response.status == 503 else WatcherStatusError
-        raise error_type(f"{self._url}: status {response.status}: {body_start}", status=response.status, body_start=body_start)
+        raise error_type(f"{self._told}: status {response.status}: {body_start}", status=response.status, body_start=body_start)
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
@@ -153,6 +159,8 @@ class BlockingWatcherClient:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
+        if self._loop is not None:
+            raise RuntimeError("the client is entered already")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="trimaran-watcher-client", daemon=True)
         self._thread.start()
@@ -162,11 +170,13 @@ class BlockingWatcherClient:
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
         if self._loop is None or self._thread is None:
             return
+        loop, thread = self._loop, self._thread
         self._run(lambda: self._client.__aexit__(exc_type, exc, traceback))
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
         self._loop = self._thread = None
+        asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
     def fetch_snapshot(self) -> LoadSnapshot:
         """Get the newest snapshot; see :meth:`WatcherClient.fetch_snapshot`."""
@@ -175,4 +185,15 @@ class BlockingWatcherClient:
     def _run(self, call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         if self._loop is None:
             raise RuntimeError("enter the client first: with BlockingWatcherClient(address) as client")
-        return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
+        except concurrent.futures.CancelledError as error:
+            raise WatcherUnreachableError("the client was left by another thread before the answer") from error
+
+
+async def _cancel_others() -> None:
+    """End what other threads wait for, so that they are told instead of waiting for ever."""
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

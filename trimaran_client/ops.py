@@ -7,6 +7,7 @@ It stands beside the core of the library: only ``load_watcher`` and ``trimaran_c
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ import msgspec
 import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from cachetools import TTLCache
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
@@ -26,6 +28,8 @@ Probe = Callable[[], str | None]
 _ERROR_NAMES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 # They write one record for each request, with its body, as soon as the root level is debug.
 _CHATTY_LOGGERS = ("aiohttp.access", "kubernetes_asyncio")
+
+_REPEAT_SECONDS = 10.0
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
@@ -115,6 +119,20 @@ def add_metrics(app: web.Application, registry: CollectorRegistry) -> None:
     app.router.add_get("/metrics", answer_metrics)
 
 
+class _OncePer(logging.Filter):
+    """Pass one record of each message in a span of time."""
+
+    def __init__(self, *, seconds: float) -> None:
+        super().__init__()
+        self._passed: TTLCache[str, bool] = TTLCache(100, seconds)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether the record is the first of its message."""
+        is_first = record.msg not in self._passed
+        self._passed[str(record.msg)] = True
+        return is_first
+
+
 def configure_logging(level: str, *, log_format: str = "auto", stream: TextIO | None = None) -> None:
     """
     Send the records of structlog and of the standard library through one formatter.
@@ -124,7 +142,7 @@ def configure_logging(level: str, *, log_format: str = "auto", stream: TextIO | 
         log_format: ``text`` (key=value), ``json``, or ``auto``: text on a terminal, else JSON.
         stream: Where to write; standard error by default.
     """
-    stream = sys.stderr if stream is None else stream
+    stream = stream or sys.stderr or io.StringIO()  # a process may be started with its standard error closed
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -156,3 +174,6 @@ def configure_logging(level: str, *, log_format: str = "auto", stream: TextIO | 
     root.setLevel(number)
     for name in _CHATTY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
+    # A traceback for each malformed request, a record for each accept without a free descriptor: any client could make as many as it likes.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").addFilter(_OncePer(seconds=_REPEAT_SECONDS))

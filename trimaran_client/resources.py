@@ -8,6 +8,7 @@ skipped; a field that is needed and cannot be read is an error that gives its pa
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -67,7 +68,9 @@ class Pod:
         if template:
             top = {"metadata": top.get("metadata"), "spec": template.get("spec")}
         elif top.get("kind") not in (None, "Pod"):
-            raise ManifestError(f"kind {top['kind']!r} is not a pod and has no pod template; give a Pod or, for example, a Deployment")
+            raise ManifestError(
+                f"kind {reprlib.repr(top['kind'])} is not a pod and has no pod template; give a Pod or, for example, a Deployment"
+            )
         metadata = _mapping(top.get("metadata"), "metadata")
         spec = _mapping(top.get("spec"), "spec")
         status = _mapping(top.get("status"), "status")
@@ -209,11 +212,9 @@ def _scheduled_at(status: Mapping[str, object]) -> float:
     for condition in conditions if isinstance(conditions, list) else []:
         if isinstance(condition, Mapping) and condition.get("type") == "PodScheduled" and condition.get("status") == "True":
             at = condition.get("lastTransitionTime")
-            if isinstance(at, datetime):  # a YAML reader makes one of an unquoted time
-                return at.timestamp()
-            try:
-                return datetime.fromisoformat(str(at)).timestamp()
-            except ValueError:
+            try:  # a YAML reader makes a datetime of an unquoted time
+                return at.timestamp() if isinstance(at, datetime) else datetime.fromisoformat(str(at)).timestamp()
+            except (ValueError, OverflowError):
                 return math.nan
     return math.nan
 

@@ -84,7 +84,10 @@ class LoadSnapshot:
         Raises:
             SnapshotDecodeError: If it is not such a reply; no part of it is used then.
         """
-        return cls.from_metrics(decode_watcher_metrics(body))
+        try:
+            return cls.from_metrics(decode_watcher_metrics(body))
+        except OverflowError as error:
+            raise SnapshotDecodeError("not a load watcher's reply: a time beyond every calendar; check the address") from error
 
     @classmethod
     def empty(cls) -> LoadSnapshot:

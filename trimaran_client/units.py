@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+import reprlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,8 +69,11 @@ class Quantity:
         if value is None:
             return ZERO
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return _parse_text(repr(value))
-        raise QuantityError(f"{value!r} is not a quantity; {_REMEDY}")
+            try:
+                return _parse_text(repr(value))
+            except ValueError as error:  # a whole number with more digits than Python prints
+                raise QuantityError(f"a number with that many digits is not a quantity; {_REMEDY}") from error
+        raise QuantityError(f"{reprlib.repr(value)} is not a quantity; {_REMEDY}")
 
     @classmethod
     def from_milli(cls, milli: int) -> Quantity:

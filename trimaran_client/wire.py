@@ -110,7 +110,7 @@ def decode_watcher_metrics(body: bytes | str) -> WatcherMetrics:
     """
     try:
         return _decoder.decode(body) or WatcherMetrics()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         start = body[:80]
         raise SnapshotDecodeError(f"not a load watcher's reply: {error}; it starts {start!r}; check the address") from error
 

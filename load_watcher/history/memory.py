@@ -24,6 +24,7 @@ from load_watcher.history.reader import HistoryPage
 from load_watcher.history.store import Retention
 from load_watcher.history.window import SampleRing
 from load_watcher.history.writer import HistoryStatus, HistoryWriter
+from load_watcher.limits import MAX_AHEAD_SECONDS
 from load_watcher.samples import SampleBatch, Window
 from trimaran_client.wire import AVERAGE, STANDARD_DEVIATION
 
@@ -49,6 +50,7 @@ class Memory:
         # An hour, and with slow refreshes as many as the rules of quality look at.
         self.ring = SampleRing(span_seconds=max(_SPAN_SECONDS, _MIN_REFRESHES * step_seconds), step_seconds=step_seconds)
         self._writer = None if path is None else HistoryWriter(path, self.ring, source=source, clock=clock, retention=retention)
+        self._clock = clock
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -73,8 +75,13 @@ class Memory:
 
     def compute_averages(self, nodes: tuple[str, ...]) -> tuple[WindowAggregate, ...]:
         """Compute average and deviation of every metric, each node over 15 minutes, else 10, else 5; none without a sample."""
+        end_at = self._end_at()
+        return () if end_at is None else self.ring.aggregate((AVERAGE, STANDARD_DEVIATION), end_at=end_at, nodes=nodes)
+
+    def _end_at(self) -> float | None:
+        """Answer where windows end: at the newest sample, but not after now, where a clock that ran ahead may have left one."""
         newest_at = self.ring.newest_at
-        return () if newest_at is None else self.ring.aggregate((AVERAGE, STANDARD_DEVIATION), end_at=newest_at, nodes=nodes)
+        return None if newest_at is None else min(newest_at, self._clock.time() + MAX_AHEAD_SECONDS)
 
     async def compute_window(self, window: Window | None, operators: Sequence[str], nodes: tuple[str, ...]) -> tuple[WindowAggregate, ...]:
         """
@@ -89,7 +96,7 @@ class Memory:
             WindowNotHeldError: If it is not held; names those that are.
             HistoryError: If the file that would hold it cannot be read, or the answer would be too large.
         """
-        newest_at = self.ring.newest_at
+        newest_at = self._end_at()
         if newest_at is None:
             raise WindowNotHeldError("no sample is held yet; ask again after the first refreshes")
         if window is None:

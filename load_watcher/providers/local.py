@@ -18,8 +18,8 @@ from load_watcher.settings import Settings
 from trimaran_client.wire import CPU, MEMORY, ResourceQuantities
 
 NAME: Final = "Local"
-# The kernel counts in hundredths of a second: over less than a second a percentage is mostly rounding.
-MIN_SPAN_SECONDS: Final = 1.0
+# The kernel counts in hundredths of a second: half a second tells a percentage to two points on one core, and fits into every refresh.
+MIN_SPAN_SECONDS: Final = 0.5
 
 
 class Reading(NamedTuple):
@@ -100,8 +100,10 @@ class LocalProvider:
         """
         previous = self._previous
         reading = await self._try_read()
-        if previous is None:
-            previous = reading
+        # Counters that fell are those of another machine, after a restore or a migration.
+        if previous is None or _span_seconds(previous, reading) < 0:
+            # Kept at once: a fetch that is cut short has its span at the next.
+            previous = self._previous = reading
         missing_seconds = MIN_SPAN_SECONDS - _span_seconds(previous, reading)
         if missing_seconds > 0:
             await self._sleep(missing_seconds)

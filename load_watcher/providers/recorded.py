@@ -52,13 +52,16 @@ class RecordedBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     One line of a recording.
 
     ``at`` is when the batch was fetched, Unix seconds. Every other list has one entry for each of ``nodes``; ``null`` is absent. Without
-    ``sampled_at`` every sample was measured at ``at``. ``latest`` maps a metric type to percent of capacity.
+    ``sampled_at`` every sample was measured at ``at``. ``latest`` maps a metric type to percent of capacity, or
+    to the unit that ``units`` names; ``times`` says when its values were measured, where that is not ``sampled_at``.
     """
 
     at: float
     nodes: list[str]
     sampled_at: _Values | None = None
     latest: dict[str, _Values] = {}
+    units: dict[str, str] = {}
+    times: dict[str, _Values] = {}
     aggregates: list[RecordedAggregate] = []
     capacity: list[ResourceQuantities | None] | None = None
     allocatable: list[ResourceQuantities | None] | None = None
@@ -224,6 +227,8 @@ def _make_batch(recorded: RecordedBatch, shift_seconds: float) -> SampleBatch:
         latest=latest,
         aggregates=aggregates,
         infos=_make_infos(recorded, count),
+        units=recorded.units,
+        times={metric_type: _make_column("times", at, count) + shift_seconds for metric_type, at in recorded.times.items()},
     )
 
 

@@ -365,5 +365,6 @@ def create_provider(settings: Settings) -> SignalFxProvider:
         nodes=ClusterNodes(settings.kubeconfig, request_timeout_seconds=settings.fetch_timeout_seconds),
         ca_file=settings.provider_ca_file,
         verify_tls=not settings.insecure_skip_verify,
-        timeout_seconds=settings.fetch_timeout_seconds,
+        # A little less than the refresh has, so that the error says what was waited for.
+        timeout_seconds=0.9 * settings.fetch_timeout_seconds,
     )

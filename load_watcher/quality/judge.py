@@ -126,7 +126,7 @@ def _make_column(batch: SampleBatch, metric_type: str, values: FloatArray, recen
         raise ValueError(
             f"the recent samples of {metric_type} are of other nodes than the batch; ask the history for the nodes of the batch"
         )
-    return Column(metric_type, is_in_percent(metric_type, batch.units.get(metric_type, "")), values, batch.sampled_at, samples)
+    return Column(metric_type, is_in_percent(metric_type, batch.units.get(metric_type, "")), values, batch.times_of(metric_type), samples)
 
 
 def _judge_column(column: Column, state: QualityState, nodes: tuple[str, ...], now: float, limits: QualityLimits) -> _Judged:

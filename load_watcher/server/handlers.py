@@ -70,7 +70,7 @@ async def clean_path(request: web.Request, handler: Handler) -> web.StreamRespon
     clean = posixpath.normpath("/" + path.lstrip("/"))
     if path.endswith("/") and clean != "/":
         clean += "/"
-    if clean == path or not path.startswith("/"):
+    if clean == path or not path.startswith("/") or "\\" in path:
         return await handler(request)
     query = request.rel_url.raw_query_string
     return web.Response(status=301, headers={"Location": f"{clean}?{query}" if query else clean})
