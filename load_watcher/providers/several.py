@@ -107,7 +107,8 @@ class SeveralProvider:
 
     def _as_one_error(self, errors: Sequence[Exception]) -> ProviderError:
         first = errors[0]
-        told = "; ".join(f"{name}: {message}" if name not in message else message for name, message in self._failures.items())
+        each = (message if name in message else f"{name}: {message}" for name, message in self._failures.items())
+        told = f"{self.name}: {'; '.join(each)}"
         return type(first)(told) if isinstance(first, ProviderError) else ProviderUnavailableError(told)
 
     async def check_health(self) -> None:
@@ -123,7 +124,7 @@ class SeveralProvider:
             if isinstance(answer, BaseException) and not isinstance(answer, ProviderError):
                 raise answer
         if len(problems) == len(self._providers):
-            raise type(problems[0])("; ".join(str(problem) for problem in problems))
+            raise type(problems[0])(f"{self.name}: {'; '.join(str(problem) for problem in problems)}")
 
     def findings(self) -> tuple[Finding, ...]:
         """Tell which sources failed at the last refresh, and what each says of itself."""

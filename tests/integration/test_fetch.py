@@ -2,9 +2,12 @@
 
 import asyncio
 import gzip
+import re
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -21,6 +24,7 @@ from trimaran_client import (
     fetch,
 )
 
+ROOT = Path(__file__).parents[2]
 GOOD = b'{"source": "fake", "data": {"NodeMetricsMap": {"n1": {"metrics": [{"type": "CPU", "operator": "AVG", "value": 12.5}]}}}}'
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -188,3 +192,61 @@ async def test_the_blocking_client_works_from_threads_and_leaves_none(serve: Ser
     assert await asyncio.gather(*(asyncio.to_thread(use) for _ in range(2))) == [[("n1",)] * 3] * 2
     assert count == [6]
     assert "trimaran-watcher-client" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_leaving_the_blocking_client_ends_what_another_thread_waits_for(serve: Serve) -> None:
+    asked, released = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.set()
+        await released.wait()
+        return web.Response(body=GOOD)
+
+    client = BlockingWatcherClient(await serve(handler), deadline_seconds=60, attempt_seconds=60)
+    await asyncio.to_thread(client.__enter__)
+    waiting = asyncio.create_task(asyncio.to_thread(client.fetch_snapshot))
+    await asked.wait()
+    await asyncio.to_thread(client.__exit__, None, None, None)
+    async with asyncio.timeout(10):
+        with pytest.raises(WatcherUnreachableError):
+            await waiting
+    released.set()
+
+
+@pytest.mark.parametrize("deadline", [float("nan"), float("inf"), 0.0, -1.0])
+def test_a_deadline_that_is_none_is_refused(deadline: float) -> None:
+    with pytest.raises(WatcherError, match="give numbers above 0"):
+        WatcherClient("http://127.0.0.1:1", deadline_seconds=deadline)
+
+
+async def test_a_password_in_the_address_is_not_told() -> None:
+    async with WatcherClient("http://admin:hunter2@127.0.0.1:1", deadline_seconds=0.2) as client:
+        with pytest.raises(WatcherUnreachableError) as caught:
+            await client.fetch_snapshot()
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"data":{"NodeMetricsMap":{"a":{"tags":{"x":' + b"[" * 100_000,
+        b'{"timestamp": ' + b"9" * 400 + b', "data": {"NodeMetricsMap": {}}}',
+    ],
+)
+async def test_a_hostile_reply_is_an_error_of_ours(serve: Serve, body: bytes) -> None:
+    handler, _ = answers(web.Response(body=body))
+    async with WatcherClient(await serve(handler)) as client:
+        with pytest.raises(SnapshotDecodeError):
+            await client.fetch_snapshot()
+
+
+async def test_the_example_of_the_readme_runs(serve: Serve) -> None:
+    handler, _ = answers(web.Response(body=GOOD))
+    text = (ROOT / "README.md").read_text()
+    [example] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    script = example.replace("http://127.0.0.1:2020", await serve(handler))
+    command = [sys.executable, "-W", "error", "-c", script]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    out, err = await process.communicate()
+    assert (process.returncode, err) == (0, b"")
+    assert b"NodeScore(node='n1'" in out

@@ -397,3 +397,39 @@ async def test_a_loop_that_ends_by_a_fault_of_our_own_says_so_and_is_no_longer_l
             clock.move(1000)
             assert watcher.live() is not None
     assert [log["log_level"] for log in logs] == ["critical"]
+
+
+async def test_a_provider_that_is_cancelled_from_inside_is_a_bug_and_not_the_end() -> None:
+    async def wait_for_a_cancelled_task() -> SampleBatch:
+        inner = asyncio.create_task(asyncio.sleep(60))
+        inner.cancel()
+        await inner
+        raise AssertionError
+
+    watcher, _, _ = make_watcher(wait_for_a_cancelled_task, make_batch({"n1": 10.0}))
+    for _ in range(2):
+        await watcher.tick()
+    assert failures(watcher) == {"bug": 1}
+    assert entry(watcher)["status"] == "ok"
+
+
+async def test_the_loop_outlives_a_fault_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as no memory for the moment: the next refresh publishes again."""
+    watcher, provider, clock = make_watcher(make_batch({"n1": 10.0}))
+    real, calls = watcher._render, []
+
+    def fail_once(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise MemoryError
+        return real(*arguments)
+
+    monkeypatch.setattr(watcher, "_render", fail_once)
+    monkeypatch.setattr(watcher, "_publish_held", fail_once)
+    loop = await start(watcher)
+    async with asyncio.timeout(5):
+        await eventually(lambda: provider.fetches == 1 and clock.sleeps)
+        await clock.wake(30)
+        await eventually(lambda: watcher.snapshot)
+    assert not loop.done()
+    await stop(loop)
