@@ -11,7 +11,7 @@ help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
 
 run: $(STAMP) ## build the environment, start the service on what this machine has, and show one line to try
-	@echo "in a second terminal: $(BIN)/trimaran score --pod docs/examples/pod.yaml --watcher http://$${LOAD_WATCHER_BIND:-127.0.0.1:2020}"
+	@echo "in a second terminal: $(BIN)/trimaran score --pod docs/examples/pod.yaml --watcher http://$$(echo "$${LOAD_WATCHER_BIND:-127.0.0.1:2020}" | sed -E 's/^(0\.0\.0\.0|\[::\])?:/127.0.0.1:/')"
 	@$(BIN)/load-watcher
 
 venv: $(STAMP) ## build .venv with everything for development
