@@ -21,7 +21,7 @@ import stamina
 import structlog
 from cachetools import LRUCache, TTLCache
 
-from load_watcher.clock import Clock, SystemClock
+from load_watcher.clock import Clock, SteadyClock, SystemClock
 from load_watcher.errors import ProviderBugError, ProviderError, ProviderUnavailableError
 from load_watcher.history.aggregate import WindowAggregate
 from load_watcher.history.errors import WindowNotHeldError
@@ -86,7 +86,7 @@ class Watcher:
         self.timing = timing or Timing()
         self.memory = memory
         self._provider = provider
-        self._clock = clock or SystemClock()
+        self._clock = SteadyClock(clock or SystemClock())
         self._telemetry = telemetry or Telemetry(self._clock, version="")
         self._telemetry.memory = memory
         self._last_good: LastGood | None = None
