@@ -56,7 +56,7 @@ test-lowest: ## the quick tests with the lowest allowed versions of the direct d
 
 test-pythons: ## the quick tests on every supported Python that is on the PATH
 	@for version in 3.11 3.12 3.13; do \
-	  command -v python$$version >/dev/null || { echo "python$$version: not here"; continue; }; \
+	  python$$version --version >/dev/null 2>&1 || { echo "python$$version: not here"; continue; }; \
 	  python$$version -m venv .cache/py$$version && .cache/py$$version/bin/pip install --quiet --upgrade "pip>=25.1" && \
 	  .cache/py$$version/bin/pip install --quiet --constraint constraints.txt --editable ".[all]" --group dev && \
 	  .cache/py$$version/bin/python -m pytest -m "not slow" $(FAST_TESTS) || exit 1; \

@@ -21,6 +21,7 @@ async def test_every_case_passes(suite: str) -> None:
     assert {case_id: outcome for case_id, outcome in outcomes if outcome.problem} == {}
 
 
+@pytest.mark.slow
 async def test_every_case_of_the_wire_is_run() -> None:
     cases = json.loads((VECTORS / "wire.json").read_text())["cases"]
     outcomes, left_out = await run_file(VECTORS / "wire.json")

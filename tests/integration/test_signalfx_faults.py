@@ -262,6 +262,7 @@ async def test_report_53_an_address_where_nobody_listens(tmp_path: Path) -> None
     assert type(error) is ProviderUnavailableError
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_report_62_many_cycles_leave_nothing_behind(server: FakeSignalFx, tmp_path: Path) -> None:
     process = psutil.Process()

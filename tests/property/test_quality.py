@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,6 +42,7 @@ def judge(names: Sequence[str], listed: Sequence[Sequence[float]], state: Qualit
     return assess(batch, NOW, recent={"CPU": SampleColumns("CPU", batch.nodes, at_ms, past)}, state=state)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(series, troubles), min_size=1, max_size=8), st.randoms(use_true_random=False))
 def test_no_verdict_depends_on_the_order_of_nodes(listed: list[tuple[list[float], str]], random: object) -> None:
     names = [f"n{row}" for row in range(len(listed))]

@@ -3,7 +3,7 @@
 import pytest
 
 from load_watcher.clock import SteadyClock
-from load_watcher.errors import ProviderUnavailableError
+from load_watcher.errors import ProviderAuthError
 from load_watcher.watcher import Watcher
 from tests.builders import NOW, make_batch
 from tests.fakes.watcher import FakeClock, ScriptedProvider
@@ -41,8 +41,8 @@ def test_small_corrections_are_followed() -> None:
 
 async def test_a_step_of_our_clock_during_an_outage_costs_no_good_value() -> None:
     clock = FakeClock()
-    down = ProviderUnavailableError("Scripted: connection refused")
-    provider = ScriptedProvider(make_batch({"n1": 95.0}), *[down] * 12, make_batch({"n1": 50.0}, sampled_at=NOW + 120))
+    down = ProviderAuthError("Scripted: 401")
+    provider = ScriptedProvider(make_batch({"n1": 95.0}), down, down, make_batch({"n1": 50.0}, sampled_at=NOW + 120))
     watcher = Watcher(provider, clock=clock)
     await watcher.tick()
     for step in (3600.0, -3600.0):
