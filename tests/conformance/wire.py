@@ -12,6 +12,7 @@ Bodies compare key by key, values to 1e-9; extra keys of ours may stand where th
 - ``newest_item_counts``: of several items of one node the newest counts.
 - ``expires_old_samples``: a node whose sample is far older than the newest is left out.
 - ``lists_nodes_without_metrics``: a node without metrics has an entry with none.
+- ``needs_a_list``: an answer without items is no empty list, which would lose every node, but an error.
 - ``keeps_good_nodes``: a field that does not parse costs its own value, not the whole reply.
 - ``says_not_ready``: where the original answers 500 with an empty body, ours is 503 with the JSON error.
 - ``errors_are_json``: an unknown host is 404 with the JSON error instead of text.
@@ -54,6 +55,7 @@ RULES = (
     "newest_item_counts",
     "expires_old_samples",
     "lists_nodes_without_metrics",
+    "needs_a_list",
     "keeps_good_nodes",
     "says_not_ready",
     "errors_are_json",
@@ -81,6 +83,19 @@ def _fill(api: FakeApiServer, replies: Mapping[str, Any]) -> None:
             api.put_nodes(*_items(replies, NODES))
         else:
             api.replies[path] = Reply(status, body)
+
+
+def _is_list(replies: Mapping[str, Any], path: str) -> bool:
+    """Tell whether a reply that claims to be good is a list; others are judged by their status."""
+    reply = replies.get(path, {})
+    if reply.get("status", 200) != 200 or path not in replies:
+        return True
+    body = reply.get("body", "")
+    try:
+        document = json.loads(body) if isinstance(body, str) else body
+    except ValueError:
+        return False
+    return isinstance(document, dict) and "items" in document
 
 
 def _items(replies: Mapping[str, Any], path: str) -> Metrics:
@@ -113,6 +128,9 @@ def _compare(case: Case, get: Mapping[str, Any], answer: Answer, rules: dict[str
     url = urlsplit(get["path"])
     if url.path != "/watcher":
         return _compare_other(get, answer, rules)
+    if not (_is_list(replies, NODES) and _is_list(replies, NODE_METRICS)):
+        rules["needs_a_list"] = None
+        return compare_error(answer, 503, "not_ready")
     host = parse_qs(url.query, keep_blank_values=True).get("host", [""])[0]
     listed = [node["metadata"]["name"] for node in _items(replies, NODES)]
     if get["status"] == 404 and host not in listed:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import reprlib
+import sys
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal, TypeGuard, get_args
 
 from trimaran_client.errors import PolicyArgumentError
 
@@ -14,10 +16,24 @@ Fallback = Literal["allocation", "neutral", "minimum"]
 DEFAULT_MAX_AGE_SECONDS = 300.0
 
 
-def common_problems(*, preset: str, fallback: str, max_age_seconds: float) -> list[str]:
+# Whole numbers of Python can be larger.
+LARGEST_NUMBER = sys.float_info.max
+
+
+def number_problems(**values: object) -> list[str]:
+    """List the values that are not numbers, or not finite."""
+    return [f"{name} is {reprlib.repr(value)}; give a finite number" for name, value in values.items() if not is_number(value)]
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Tell whether a value is a finite number, and no boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
+
+
+def common_problems(*, preset: str, fallback: str, max_age_seconds: object) -> list[str]:
     """List what is wrong with the arguments that every policy has."""
     problems = []
-    if not max_age_seconds > 0:
+    if isinstance(max_age_seconds, bool) or not isinstance(max_age_seconds, int | float) or not max_age_seconds > 0:
         problems.append(f"max_age_seconds is {max_age_seconds!r}; give a number above 0")
     for name, value, choices in (("fallback", fallback, get_args(Fallback)), ("preset", preset, get_args(Preset))):
         if value not in choices:
@@ -46,6 +62,6 @@ def upstream_number(policy: str, args: Mapping[str, object], name: str, default:
     value = args.get(name)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise PolicyArgumentError(f"{policy}: {name} is {value!r}; give a number")
+    if not is_number(value):
+        raise PolicyArgumentError(f"{policy}: {name} is {reprlib.repr(value)}; give a finite number")
     return float(value)

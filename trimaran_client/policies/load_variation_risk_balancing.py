@@ -14,7 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimaran_client import wire
-from trimaran_client.policies.arguments import DEFAULT_MAX_AGE_SECONDS, Fallback, Preset, common_problems, raise_problems, upstream_number
+from trimaran_client.policies.arguments import (
+    DEFAULT_MAX_AGE_SECONDS,
+    Fallback,
+    Preset,
+    common_problems,
+    number_problems,
+    raise_problems,
+    upstream_number,
+)
 from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NodeColumns, Reason, ResourceColumns, Scores, to_score
 from trimaran_client.policies.fallback import score_fallback
 from trimaran_client.policies.measured import Measured, fresh, read_measured
@@ -51,10 +59,11 @@ class LoadVariationRiskBalancingArgs:
     preset: Preset = "default"
 
     def __post_init__(self) -> None:
-        problems = []
-        for name, value in (("margin", self.margin), ("sensitivity", self.sensitivity)):
-            if not math.isfinite(value) or (self.preset == "default" and value < 0):
-                problems.append(f"{name} is {value!r}; give a finite number of at least 0")
+        problems = number_problems(margin=self.margin, sensitivity=self.sensitivity)
+        if not problems and self.preset == "default":
+            for name, value in (("margin", self.margin), ("sensitivity", self.sensitivity)):
+                if value < 0:
+                    problems.append(f"{name} is {value!r}; give a number of at least 0")
         problems += common_problems(preset=self.preset, fallback=self.fallback, max_age_seconds=self.max_age_seconds)
         raise_problems(_NAME, problems)
 

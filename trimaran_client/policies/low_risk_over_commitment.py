@@ -15,7 +15,15 @@ import numpy as np
 
 from trimaran_client import wire
 from trimaran_client.errors import PolicyArgumentError
-from trimaran_client.policies.arguments import DEFAULT_MAX_AGE_SECONDS, Fallback, Preset, common_problems, raise_problems, upstream_number
+from trimaran_client.policies.arguments import (
+    DEFAULT_MAX_AGE_SECONDS,
+    Fallback,
+    Preset,
+    common_problems,
+    number_problems,
+    raise_problems,
+    upstream_number,
+)
 from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NodeColumns, Reason, ResourceColumns, Scores, to_score
 from trimaran_client.policies.beta import beta_cdf, fit_beta
 from trimaran_client.policies.fallback import score_fallback
@@ -56,7 +64,13 @@ class LowRiskOverCommitmentArgs:
     preset: Preset = "default"
 
     def __post_init__(self) -> None:
-        problems = []
+        numbers = {
+            "smoothing_window": self.smoothing_window,
+            "cpu_risk_limit_weight": self.cpu_risk_limit_weight,
+            "memory_risk_limit_weight": self.memory_risk_limit_weight,
+        }
+        problems = number_problems(**numbers)
+        raise_problems(_NAME, problems)
         if self.smoothing_window < 1:
             problems.append(f"smoothing_window is {self.smoothing_window!r}; give at least 1")
         for name, weight in (

@@ -15,7 +15,7 @@ import numpy as np
 
 from trimaran_client import wire
 from trimaran_client.errors import PolicyArgumentError
-from trimaran_client.policies.arguments import DEFAULT_MAX_AGE_SECONDS, Preset, common_problems, raise_problems, upstream_number
+from trimaran_client.policies.arguments import DEFAULT_MAX_AGE_SECONDS, Preset, common_problems, is_number, raise_problems, upstream_number
 from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NEUTRAL_NODE_SCORE, NodeColumns, Reason, Scores, to_score
 from trimaran_client.resources import CPU, Container, Pod
 from trimaran_client.units import ZERO, BoolArray, FloatArray, Quantity
@@ -57,7 +57,7 @@ class PeaksArgs:
         problems += [
             f"the model of node {name!r} has a value that is not finite"
             for name, model in self.models.items()
-            if not all(map(math.isfinite, (model.k0, model.k1, model.k2)))
+            if not all(map(is_number, (model.k0, model.k1, model.k2)))
         ]
         problems += common_problems(preset=self.preset, fallback="minimum", max_age_seconds=self.max_age_seconds)
         raise_problems(_NAME, problems)

@@ -16,7 +16,7 @@ import numpy as np
 from trimaran_client import wire
 from trimaran_client.assigned import is_unreported
 from trimaran_client.errors import PolicyArgumentError, QuantityError
-from trimaran_client.policies.arguments import DEFAULT_MAX_AGE_SECONDS, Fallback, Preset, common_problems, raise_problems
+from trimaran_client.policies.arguments import DEFAULT_MAX_AGE_SECONDS, Fallback, Preset, common_problems, number_problems, raise_problems
 from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NodeColumns, Reason, Scores, to_score
 from trimaran_client.policies.fallback import score_fallback
 from trimaran_client.policies.go_numbers import parse_go_float
@@ -60,16 +60,19 @@ class TargetLoadPackingArgs:
     preset: Preset = "default"
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.preset == "default":
+        numbers = {
+            "target_percent": self.target_percent,
+            "request_multiplier": self.request_multiplier,
+            "default_request_millicores": self.default_request_millicores,
+        }
+        problems = number_problems(**numbers)
+        if not problems and self.preset == "default":
             if not 0 < self.target_percent < 100:
                 problems.append(f"target_percent is {self.target_percent!r}; give a percentage above 0 and below 100")
             if not 0 <= self.request_multiplier < math.inf:
                 problems.append(f"request_multiplier is {self.request_multiplier!r}; give a finite number of at least 0")
             if self.default_request_millicores < 0:
                 problems.append(f"default_request_millicores is {self.default_request_millicores!r}; give at least 0")
-        if not math.isfinite(self.request_multiplier) and self.preset == "upstream":
-            problems.append(f"request_multiplier is {self.request_multiplier!r}; give a finite number")
         problems += common_problems(preset=self.preset, fallback=self.fallback, max_age_seconds=self.max_age_seconds)
         raise_problems("TargetLoadPacking", problems)
 

@@ -21,6 +21,7 @@ from trimaran_client import (
     Reason,
     Scorer,
     ScoringPolicy,
+    TargetLoadPackingArgs,
 )
 
 MODEL = PowerModel(100, 1, 0.02)
@@ -170,3 +171,22 @@ def test_differs_from_upstream_peaks_has_no_opinion_of_a_node_without_a_model() 
 def test_report_81_without_any_model_that_fits_nobody_is_preferred() -> None:
     snapshot = make_snapshot({"a": 10, "b": 90})
     assert Scorer(Peaks(PeaksArgs(models={"elsewhere": MODEL}))).score_nodes(POD, snapshot, now=NOW).by_node() == {"a": 50, "b": 50}
+
+
+@pytest.mark.parametrize("value", ["40", None, True, float("nan"), float("inf"), 10**400, [1]])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: TargetLoadPackingArgs(target_percent=value),
+        lambda value: TargetLoadPackingArgs(request_multiplier=value, preset="upstream"),
+        lambda value: TargetLoadPackingArgs(default_request_millicores=value),
+        lambda value: LoadVariationRiskBalancingArgs(margin=value),
+        lambda value: LoadVariationRiskBalancingArgs(sensitivity=value, preset="upstream"),
+        lambda value: LowRiskOverCommitmentArgs(smoothing_window=value),
+        lambda value: LowRiskOverCommitmentArgs(cpu_risk_limit_weight=value),
+        lambda value: PeaksArgs(models={"n1": PowerModel(1, value, 1)}),
+    ],
+)
+def test_what_is_no_number_is_refused_with_its_name(make: Any, value: object) -> None:
+    with pytest.raises(PolicyArgumentError):
+        make(value)
