@@ -62,7 +62,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
 class NodeObject(msgspec.Struct, frozen=True):
     """The part of a node that is used."""
 
-    metadata: ObjectMeta
+    metadata: ObjectMeta = ObjectMeta()
     status: NodeStatus | None = None
 
 

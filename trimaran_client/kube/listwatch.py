@@ -168,7 +168,8 @@ class ListWatch(Generic[ObjectT]):
             selection.path, selection.object_type, params=selection.params, timeout_seconds=self._times.request_timeout_seconds
         )
         self._heard_at = time.monotonic()
-        found = {selection.key(value.metadata): value for value in listing.items or ()}
+        # An object without a name is none that could be kept.
+        found = {key: value for value in listing.items or () if (key := selection.key(value.metadata))}
         for key in self._objects.keys() - found.keys():
             self._delete(key)
         for key, value in found.items():
