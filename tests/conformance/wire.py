@@ -6,7 +6,6 @@ Bodies compare key by key, values to 1e-9; extra keys of ours may stand where th
 
 - ``drops_non_finite``: NaN and infinities are left out.
 - ``rejects_impossible``: so are values below 0 or far over 100 %.
-- ``drops_unknown_nodes``: metrics of a node that the node list lacks are left out.
 - ``absent_is_not_zero``: a usage that is not there is not 0.
 - ``needs_a_time``: values without a time that can be read are left out.
 - ``newest_item_counts``: of several items of one node the newest counts.
@@ -49,7 +48,6 @@ from trimaran_client import Quantity, QuantityError
 RULES = (
     "drops_non_finite",
     "rejects_impossible",
-    "drops_unknown_nodes",
     "absent_is_not_zero",
     "needs_a_time",
     "newest_item_counts",
@@ -182,9 +180,6 @@ def _apply_rules(replies: Mapping[str, Any], nodes: Mapping[str, Metrics], liste
     for item in _items(replies, NODE_METRICS):
         items.setdefault(item["metadata"]["name"], []).append(item)
     for name, metrics in nodes.items():
-        if name not in listed:
-            rules["drops_unknown_nodes"] = None
-            continue
         of_node = items.get(name, [])
         if len(of_node) > 1:
             rules["newest_item_counts"] = None
