@@ -20,6 +20,7 @@ Rules that only cases of Prometheus need:
 
 - ``serves_every_window``: averages over 10 and 5 minutes stand beside those over 15.
 - ``orders_by_type``: metrics stand by type, not all averages first.
+- ``drops_unknown_nodes``: a series whose labels name no node is left out.
 - ``finds_the_node``: the node is found by another label than ``instance``, or without its port.
 - ``one_value_a_node``: of several series of one node the highest value counts.
 - ``states_the_unit``: where a value is not percent, the metric says in which unit it is.
@@ -48,6 +49,7 @@ from trimaran_client import Quantity, QuantityError
 RULES = (
     "drops_non_finite",
     "rejects_impossible",
+    "drops_unknown_nodes",
     "absent_is_not_zero",
     "needs_a_time",
     "newest_item_counts",
