@@ -24,6 +24,9 @@ NODES = 60_000
 
 Start = Callable[..., "Process"]
 
+# Each test starts a process.
+pytestmark = pytest.mark.slow
+
 
 def make_environment(variables: dict[str, str]) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH", "COVERAGE_PROCESS_START") if name in os.environ}
@@ -137,7 +140,6 @@ def test_without_a_cluster_it_serves_this_machine_and_says_so(start: Start, tmp_
     assert process.stop() == 0
 
 
-@pytest.mark.slow
 def test_a_request_in_flight_is_answered_before_the_end(start: Start, tmp_path: Path) -> None:
     """A client that reads slowly holds its answer in flight: the reply is larger than what the sockets between can take."""
     path = tmp_path / "large.jsonl"

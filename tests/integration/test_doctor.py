@@ -14,6 +14,9 @@ from tests.fakes.api_server import METRICS_DISCOVERY, NODE_METRICS, NODES, FakeA
 
 RECORDING = '{"at": 1700000000, "nodes": ["a", "b"], "latest": {"CPU": [10, null]}}\n'
 
+# Each test starts a process.
+pytestmark = pytest.mark.slow
+
 
 def run(*arguments: str, **variables: str) -> tuple[int, str]:
     """Run the doctor with these variables and none of ours; answer the exit status and what it printed."""
