@@ -34,7 +34,7 @@ def findings(**variables: str) -> tuple[int, dict[str, dict[str, Any]]]:
 
 def test_this_machine_is_well() -> None:
     status, found = findings(METRICS_PROVIDER_NAME="Local")
-    assert status == 0
+    assert status == 0, found
     assert {each["level"] for each in found.values()} == {"ok"}
     assert found["nodes"]["detail"] == "1 of 1 nodes have values; metrics: CPU, Memory"
 
