@@ -20,7 +20,7 @@ from load_watcher.errors import LoadWatcherError, ProviderError, SettingsError
 from load_watcher.history.errors import HistoryFileError
 from load_watcher.history.memory import Memory
 from load_watcher.providers.base import MetricsProvider
-from load_watcher.providers.findings import FAILURE, OK, WARNING, Finding
+from load_watcher.providers.findings import FAILURE, OK, WARNING, Finding, findings_of
 from load_watcher.providers.registry import choose_provider, create_provider, list_provider_names
 from load_watcher.quality import QualityReport, assess
 from load_watcher.samples import FIFTEEN_MINUTES, SampleBatch
@@ -97,8 +97,7 @@ async def _examine_provider(provider: MetricsProvider, settings: Settings, clock
     else:
         now = clock.time()
         findings += _examine_batch(batch, assess(batch, now), now, settings.stale_seconds)
-    tell = getattr(provider, "findings", None)
-    return findings + (list(tell()) if callable(tell) else [])
+    return [*findings, *findings_of(provider)]
 
 
 def _failed(subject: str, error: BaseException) -> Finding:

@@ -42,7 +42,6 @@ _LOG_LEVELS: Final = {
     "debug": "DEBUG",
     "trace": "DEBUG",
 }
-_MAX_HOST: Final = 253
 _MAX_PORT: Final = 65535
 
 

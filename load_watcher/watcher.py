@@ -28,7 +28,7 @@ from load_watcher.history.errors import WindowNotHeldError
 from load_watcher.history.memory import Memory
 from load_watcher.last_good import LastGood, carry_over, merge
 from load_watcher.providers.base import MetricsProvider
-from load_watcher.providers.findings import Finding
+from load_watcher.providers.findings import Finding, findings_of
 from load_watcher.quality import RECENT_REFRESHES, QualityLimits, QualityReport, Quarantine, Recent, assess
 from load_watcher.quality.log import QualityLog
 from load_watcher.samples import SampleBatch, Window
@@ -135,8 +135,7 @@ class Watcher:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Answer what the provider says of its own state; none where it cannot tell."""
-        tell = getattr(self._provider, "findings", None)
-        return tuple(tell()) if callable(tell) else ()
+        return findings_of(self._provider)
 
     def now(self) -> float:
         """Answer the instant, Unix seconds."""

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 import aiohttp
 import yarl
 
+from trimaran_client.bodies import read_past
 from trimaran_client.errors import SnapshotDecodeError, WatcherError, WatcherNotReadyError, WatcherStatusError, WatcherUnreachableError
 from trimaran_client.snapshot import LoadSnapshot
 
@@ -108,7 +109,9 @@ class WatcherClient:
             raise RuntimeError("enter the client first: async with WatcherClient(address) as client")
         try:
             async with self._session.get(self._url) as response:
-                body = await _read_bounded(response)
+                body = await read_past(response.content.iter_any(), MAX_REPLY_BYTES)
+                if len(body) > MAX_REPLY_BYTES:
+                    raise SnapshotDecodeError(f"not a load watcher's reply: more than {MAX_REPLY_BYTES} bytes; check the address")
                 if response.status == 200:
                     return body
         except (aiohttp.ClientError, TimeoutError, OSError, UnicodeError) as error:
@@ -117,15 +120,6 @@ class WatcherClient:
         body_start = body.decode("utf-8", "replace")[:_BODY_START_CHARACTERS]
         error_type = WatcherNotReadyError if response.status == 503 else WatcherStatusError
         raise error_type(f"{self._told}: status {response.status}: {body_start}", status=response.status, body_start=body_start)
-
-
-async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > MAX_REPLY_BYTES:
-            raise SnapshotDecodeError(f"not a load watcher's reply: more than {MAX_REPLY_BYTES} bytes; check the address")
-    return bytes(body)
 
 
 def _watcher_url(address: str) -> yarl.URL:

@@ -26,3 +26,9 @@ class Finding:
     subject: str
     detail: str
     remedy: str = ""
+
+
+def findings_of(provider: object) -> tuple[Finding, ...]:
+    """Answer what a provider says of its own state by ``findings()``, which it need not have; none where it cannot tell."""
+    tell = getattr(provider, "findings", None)
+    return tuple(tell()) if callable(tell) else ()

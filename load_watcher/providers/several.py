@@ -19,7 +19,7 @@ import numpy as np
 from load_watcher.clock import Clock
 from load_watcher.errors import ProviderError, ProviderUnavailableError
 from load_watcher.providers.base import MetricsProvider
-from load_watcher.providers.findings import FAILURE, Finding
+from load_watcher.providers.findings import FAILURE, Finding, findings_of
 from load_watcher.samples import Aggregate, NodeInfo, Origins, Rejection, SampleBatch, Window
 from trimaran_client.units import BoolArray, FloatArray
 
@@ -129,7 +129,7 @@ class SeveralProvider:
     def findings(self) -> tuple[Finding, ...]:
         """Tell which sources failed at the last refresh, and what each says of itself."""
         failed = [Finding(FAILURE, name, message, "the others fill in meanwhile") for name, message in self._failures.items()]
-        told = [finding for provider in self._providers for finding in getattr(provider, "findings", tuple)()]
+        told = [finding for provider in self._providers for finding in findings_of(provider)]
         return (*failed, *told)
 
 

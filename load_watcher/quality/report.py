@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,9 +35,6 @@ class Verdict(IntEnum):
     IMPOSSIBLE = 5
     STUCK = 6
     SUSPECT = 7
-
-
-REJECTED: Final = (Verdict.IMPOSSIBLE, Verdict.STUCK, Verdict.SUSPECT)
 
 
 class Jump(NamedTuple):

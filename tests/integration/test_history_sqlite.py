@@ -22,8 +22,6 @@ from tests.builders import NOW, make_batch
 from tests.fakes.history import append, load, values_of
 from trimaran_client.wire import ResourceQuantities
 
-ROOT = Path(__file__).parents[2]
-VERSION_1 = ROOT / "tests/data/history/version-1.db"
 INFO = NodeInfo(ResourceQuantities("8", "32Gi"), ResourceQuantities("7910m", "30Gi"))
 
 

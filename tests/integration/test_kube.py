@@ -16,7 +16,7 @@ from tests.fakes.api_server import NODES, FakeApiServer, Reply, make_node, statu
 from trimaran_client.errors import KubernetesConfigError, KubernetesReplyError, KubernetesStatusError, KubernetesUnreachableError
 from trimaran_client.kube import KubeClient, ObjectMeta, access
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = [pytest.mark.timeout(30), pytest.mark.usefixtures("no_access")]
 
 
 class Thing(msgspec.Struct):
@@ -26,15 +26,6 @@ class Thing(msgspec.Struct):
 
 class Version(msgspec.Struct):
     major: str
-
-
-@pytest.fixture(autouse=True)
-def no_access(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine without any access; each test adds some."""
-    for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBECONFIG"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(access, "SERVICE_ACCOUNT_FOLDER", tmp_path / "serviceaccount")
 
 
 @pytest.fixture

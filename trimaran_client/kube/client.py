@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
+from trimaran_client.bodies import read_past
 from trimaran_client.errors import KubernetesConfigError, KubernetesReplyError, KubernetesStatusError, KubernetesUnreachableError
 from trimaran_client.kube.access import Session, find_access, open_first, open_session
 
@@ -158,7 +159,9 @@ class KubeClient:
         with _translated_errors(path, timeout_seconds):
             async with asyncio.timeout(timeout_seconds), await self._send(path, params) as response:
                 # From the stream: what `response.read()` returns stays with the response, which kubernetes-asyncio keeps.
-                body = await _read_bounded(response, MAX_REPLY_BYTES, path)
+                body = await read_past(response.content.iter_any(), MAX_REPLY_BYTES)
+                if len(body) > MAX_REPLY_BYTES:
+                    raise KubernetesReplyError(f"GET {path}: more than {MAX_REPLY_BYTES} bytes; that is no answer of an API server")
         return _decode(body, reply_type, path)
 
     async def list_objects(
@@ -273,23 +276,9 @@ class KubeClient:
         return True
 
 
-async def _read_bounded(response: aiohttp.ClientResponse, limit: int, path: str) -> bytes:
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > limit:
-            raise KubernetesReplyError(f"GET {path}: more than {limit} bytes; that is no answer of an API server")
-    return bytes(body)
-
-
 async def _read_start(response: aiohttp.ClientResponse) -> bytes:
     """Read what an error says of itself, and no more of it than that takes."""
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > MAX_ERROR_BYTES:
-            break
-    return bytes(body[:MAX_ERROR_BYTES])
+    return (await read_past(response.content.iter_any(), MAX_ERROR_BYTES))[:MAX_ERROR_BYTES]
 
 
 def redact(text: str, configuration: Configuration | None = None) -> str:

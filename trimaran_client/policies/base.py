@@ -104,6 +104,11 @@ class ResourceColumns:
         amounts = np.where(np.isnan(self.allocatable), self.capacity, self.allocatable)
         return np.where(amounts > 0, amounts, math.nan)
 
+    @property
+    def offered_upstream(self) -> FloatArray:
+        """Answer allocatable as the Go plugins read it: 0 where it is unknown."""
+        return np.where(np.isnan(self.allocatable), 0.0, self.allocatable)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeColumns:

@@ -125,7 +125,7 @@ class LoadVariationRiskBalancing:
         self, measured: Measured, nodes: NodeColumns, columns: ResourceColumns, requested: float, unit: float
     ) -> VariationTerms:
         is_upstream = self.args.preset == "upstream"
-        offered = np.where(np.isnan(columns.allocatable), 0.0, columns.allocatable) if is_upstream else columns.offered
+        offered = columns.offered_upstream if is_upstream else columns.offered
         capacity = offered * unit
         used = measured.average_percent * capacity / 100.0
         deviation = measured.deviation_percent * capacity / 100.0

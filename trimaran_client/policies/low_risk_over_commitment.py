@@ -156,7 +156,7 @@ class LowRiskOverCommitment:
         self, measured: Measured, nodes: NodeColumns, columns: ResourceColumns, pod: tuple[float, float], weight: float
     ) -> RiskTerms:
         is_upstream = self.args.preset == "upstream"
-        capacity = np.where(np.isnan(columns.allocatable), 0.0, columns.allocatable) if is_upstream else columns.offered
+        capacity = columns.offered_upstream if is_upstream else columns.offered
         pod_requested, pod_limited = pod
         node_requested = np.minimum(columns.requested + pod_requested, capacity)
         node_limited = columns.limited + pod_limited

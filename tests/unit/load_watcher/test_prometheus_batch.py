@@ -13,7 +13,6 @@ from load_watcher.samples import FIFTEEN_MINUTES, NodeInfo
 from tests.builders import NOW
 from trimaran_client.wire import ResourceQuantities
 
-NAN = float("nan")
 Series = tuple[Mapping[str, str], str]
 
 LABELS = ("mine", *HOST_LABELS)

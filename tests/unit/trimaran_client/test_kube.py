@@ -6,16 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trimaran_client.kube import WatchTimes, access, find_access
+from trimaran_client.kube import WatchTimes, find_access
 
-
-@pytest.fixture(autouse=True)
-def no_access(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine without any access; each test adds some."""
-    for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBECONFIG"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(access, "SERVICE_ACCOUNT_FOLDER", tmp_path / "serviceaccount")
+pytestmark = pytest.mark.usefixtures("no_access")
 
 
 def in_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
