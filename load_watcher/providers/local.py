@@ -20,6 +20,8 @@ from trimaran_client.wire import CPU, MEMORY, ResourceQuantities
 NAME: Final = "Local"
 # The kernel counts in hundredths of a second: half a second tells a percentage to two points on one core, and fits into every refresh.
 MIN_SPAN_SECONDS: Final = 0.5
+# Waiting for a disk is idle, and guest time is in user time already (psutil and top count the same way).
+_NOT_BUSY: Final = frozenset({"idle", "iowait", "guest", "guest_nice"})
 
 
 class Reading(NamedTuple):
@@ -39,12 +41,12 @@ class Reading(NamedTuple):
 def read_machine() -> Reading:
     """Read the counters; a few small files, which a loaded machine can take its time for."""
     times = psutil.cpu_times()
-    # Guest time is in user time already; waiting for a disk is idle (psutil and top count the same way).
-    total_seconds = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    # A sum of what is busy, not the total less what is not: rounding would make an idle span a little less than 0.
+    busy_seconds = sum(seconds for state, seconds in zip(times._fields, times, strict=True) if state not in _NOT_BUSY)
     memory = psutil.virtual_memory()
     return Reading(
-        busy_seconds=total_seconds - times.idle - getattr(times, "iowait", 0.0),
-        total_seconds=total_seconds,
+        busy_seconds=busy_seconds,
+        total_seconds=busy_seconds + times.idle + getattr(times, "iowait", 0.0),
         logical_cores=psutil.cpu_count() or 1,
         memory_total_bytes=memory.total,
         memory_available_bytes=memory.available,
@@ -55,8 +57,8 @@ class LocalProvider:
     """
     Measure this machine.
 
-    CPU is the share of busy time since the previous fetch, over at least a second, so that the first fetch takes that long. Memory is
-    total less available, of total.
+    CPU is the share of busy time since the previous fetch, over at least half a second, so that the first fetch takes that long.
+    Memory is total less available, of total.
 
     Args:
         read: Reads the counters; runs in a thread.

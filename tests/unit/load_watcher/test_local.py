@@ -1,4 +1,6 @@
 import socket
+from collections import namedtuple
+from collections.abc import Iterator
 
 import numpy as np
 import psutil
@@ -40,7 +42,7 @@ def make_provider(machine: Machine) -> LocalProvider:
     return LocalProvider(read=machine.read, sleep=machine.sleep, clock=lambda: NOW, node="laptop")
 
 
-async def test_the_first_fetch_measures_for_a_second() -> None:
+async def test_the_first_fetch_measures_for_half_a_second() -> None:
     machine = Machine()
     batch = await make_provider(machine).fetch(FIFTEEN_MINUTES)
     assert machine.sleeps == [MIN_SPAN_SECONDS]
@@ -98,6 +100,30 @@ async def test_the_node_is_called_as_the_machine() -> None:
     machine = Machine()
     batch = await LocalProvider(read=machine.read, sleep=machine.sleep).fetch(FIFTEEN_MINUTES)
     assert batch.nodes == (socket.gethostname(),)
+
+
+Times = namedtuple("Times", "user nice system idle iowait irq softirq steal guest guest_nice")
+
+
+async def test_an_idle_span_is_zero_whatever_the_counters_add_up_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Total less idle, in floating point, would fall by 2e-11 s here: a negative load, which does not count.
+    before = Times(2817.82, 11937.07, 17771.97, 16824.71, 16017.51, 1323.44, 5349.18, 2472.93, 0.0, 0.0)
+    counters: Iterator[Times] = iter([before, before._replace(idle=16826.34)])
+    monkeypatch.setattr(psutil, "cpu_times", lambda: next(counters))
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 1)
+    provider = LocalProvider(sleep=Machine().sleep, clock=lambda: NOW)
+    batch = await provider.fetch(FIFTEEN_MINUTES)
+    assert batch.latest["CPU"].tolist() == [0.0]
+
+
+async def test_guest_time_counts_once_and_waiting_for_a_disk_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Times(100.0, 10.0, 20.0, 500.0, 50.0, 1.0, 1.0, 1.0, 30.0, 5.0)
+    after = before._replace(user=102.0, guest=32.0, nice=11.0, guest_nice=6.0, idle=504.0, iowait=51.0)
+    counters: Iterator[Times] = iter([before, after])
+    monkeypatch.setattr(psutil, "cpu_times", lambda: next(counters))
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 1)
+    batch = await LocalProvider(sleep=Machine().sleep, clock=lambda: NOW).fetch(FIFTEEN_MINUTES)
+    assert batch.latest["CPU"].tolist() == [37.5]
 
 
 def test_this_machine_reads_sensibly() -> None:
