@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from load_watcher.errors import ProviderAuthError, ProviderUnavailableError, SettingsError
+from load_watcher.providers.findings import FAILURE, WARNING, Finding
 from load_watcher.providers.several import SeveralProvider, merge_batches
 from load_watcher.samples import FIFTEEN_MINUTES, Aggregate, SampleBatch
 from load_watcher.settings import Settings
@@ -79,6 +80,21 @@ async def test_a_source_that_fails_is_told_and_empties_nobody() -> None:
         merged = await several.fetch(FIFTEEN_MINUTES)
     assert cpu(merged) == {"a": (5.0, "second")}
     assert [(finding.subject, finding.detail) for finding in several.findings()] == [("first", "first: connection refused")]
+
+
+class TellingProvider(ScriptedProvider):
+    def findings(self) -> tuple[Finding, ...]:
+        return (Finding(WARNING, f"of {self.name}", "seen"),)
+
+
+async def test_what_each_source_says_of_itself_is_passed_on_after_the_failures() -> None:
+    telling = TellingProvider(batch({"a": 5.0}, "second"), name="second")
+    several = make(ScriptedProvider(DOWN, name="first"), telling)
+    async with several:
+        await several.fetch(FIFTEEN_MINUTES)
+    told = Watcher(several).findings
+    assert [(finding.level, finding.subject) for finding in told] == [(FAILURE, "first"), (WARNING, "of second")]
+    assert Watcher(ScriptedProvider(DOWN)).findings == ()
 
 
 @pytest.mark.parametrize("bad", [KeyError("a bug"), hang])
