@@ -126,19 +126,16 @@ def carry_over(previous: LastGood, *, now: float, expired_seconds: float) -> Las
 
 
 def _columns_of(batch: SampleBatch) -> dict[ColumnKey, Column]:
-    keyed = {
-        ColumnKey(metric_type, LATEST, None, "", batch.units.get(metric_type, "")): values for metric_type, values in batch.latest.items()
-    }
-    keyed |= {ColumnKey(item.metric_type, item.operator, item.window, item.name, item.unit): item.values for item in batch.aggregates}
+    keyed = [
+        (ColumnKey(metric_type, LATEST, None, "", batch.units.get(metric_type, "")), values, batch.origins.get(metric_type, ()))
+        for metric_type, values in batch.latest.items()
+    ]
+    keyed += [
+        (ColumnKey(item.metric_type, item.operator, item.window, item.name, item.unit), item.values, item.origins)
+        for item in batch.aggregates
+    ]
     everywhere = np.ones(len(batch.nodes), dtype=np.bool_)
-    columns = {key: Column(values, batch.times_of(key.metric_type), everywhere) for key, values in keyed.items()}
-    for metric_type, origins in batch.origins.items():
-        key = ColumnKey(metric_type, LATEST, None, "", batch.units.get(metric_type, ""))
-        columns[key] = replace(columns[key], origins=origins)
-    for item in batch.aggregates:
-        key = ColumnKey(item.metric_type, item.operator, item.window, item.name, item.unit)
-        columns[key] = replace(columns[key], origins=item.origins)
-    return columns
+    return {key: Column(values, batch.times_of(key.metric_type), everywhere, origins) for key, values, origins in keyed}
 
 
 def _find_rows(nodes: tuple[str, ...], listed: tuple[str, ...]) -> IntArray:

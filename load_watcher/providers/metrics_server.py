@@ -229,9 +229,11 @@ def _provider_error(error: KubernetesError, permission: str) -> ProviderError:
         return ProviderConfigError(f"{NAME}: {error}")
     if isinstance(error, KubernetesReplyError):
         return ProviderReplyError(f"{NAME}: {error}")
-    if not isinstance(error, KubernetesStatusError) or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return ProviderUnavailableError(f"{NAME}: {error}")
-    if error.status == HTTPStatus.TOO_MANY_REQUESTS:
+    if (
+        not isinstance(error, KubernetesStatusError)
+        or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        or error.status == HTTPStatus.TOO_MANY_REQUESTS
+    ):
         return ProviderUnavailableError(f"{NAME}: {error}")
     if error.status == HTTPStatus.UNAUTHORIZED:
         return ProviderAuthError(f"{NAME}: {error}; renew the token of the kubeconfig or service account; `kubectl auth whoami` tests it")
