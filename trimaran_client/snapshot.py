@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
 from trimaran_client.errors import QuantityError, SnapshotDecodeError
 from trimaran_client.units import FloatArray, IntArray, Quantity, freeze
-from trimaran_client.wire import Data, NodeMetrics, ResourceQuantities, WatcherMetrics, decode_watcher_metrics
+from trimaran_client.wire import LATEST, Data, NodeMetrics, ResourceQuantities, WatcherMetrics, decode_watcher_metrics
 
 Pick = Literal["first", "last"]
 # The whole units of a quantity: thousandths for CPU, units for memory.
@@ -32,18 +32,61 @@ class CapacityColumns:
     bytes: FloatArray
 
 
+class MetricKey(NamedTuple):
+    """What a metric is: its type (``CPU``), operator (``AVG``), window (``15m``; empty for an instant) and unit (empty: percent, or not said)."""
+
+    type: str
+    operator: str
+    window: str = ""
+    unit: str = ""
+
+
+class MetricSelector(NamedTuple):
+    """
+    Which metric of a node counts: one of a type, of any of some operators, the first or the last of them in reply order.
+
+    With a ``window`` only metrics over exactly that count, and instants (``Latest``), which have none.
+    """
+
+    type: str
+    operators: tuple[str, ...]
+    window: str = ""
+    pick: Pick = "last"
+
+    def fits(self, key: MetricKey) -> bool:
+        """Tell whether a metric counts."""
+        in_window = not self.window or key.window == self.window or key.operator == LATEST
+        return key.type == self.type and key.operator in self.operators and in_window
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class MetricTable:
     """
     Every metric of a reply in its order, shape (metrics,).
 
-    ``rows`` is the node, ``keys`` an index into ``key_names`` (type, operator, rollup), ``values`` mostly percent of capacity.
+    ``rows`` is the node, ``keys`` an index into ``key_names``, ``values`` mostly percent of capacity, ``sources`` an index into
+    ``source_names``: which of several metrics sources the value is from, empty where the reply does not say.
     """
 
     rows: IntArray
     keys: IntArray
     values: FloatArray
-    key_names: tuple[tuple[str, str, str], ...]
+    key_names: tuple[MetricKey, ...]
+    sources: IntArray
+    source_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selection:
+    """
+    The metric that counts for each node, shape (nodes,).
+
+    ``values`` are NaN where none fits; ``positions`` say where it stands in the table and ``keys`` what it is, -1 where none fits.
+    """
+
+    values: FloatArray
+    keys: IntArray
+    positions: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +117,7 @@ class LoadSnapshot:
     statuses: tuple[str, ...]
     metrics: MetricTable
     rows: Mapping[str, int] = field(repr=False)
-    _columns: dict[tuple[str, tuple[str, ...], Pick], FloatArray] = field(default_factory=dict, repr=False)
+    _selections: dict[MetricSelector, Selection] = field(default_factory=dict, repr=False)
 
     @classmethod
     def decode(cls, body: bytes | str) -> LoadSnapshot:
@@ -140,22 +183,31 @@ class LoadSnapshot:
         Returns:
             Values, shape (nodes,), read-only; NaN where no metric fits.
         """
-        key = (metric_type, operators, pick)
-        cached = self._columns.get(key)
-        if cached is None:
+        return self.select(MetricSelector(metric_type, operators, pick=pick)).values
+
+    def select(self, selector: MetricSelector) -> Selection:
+        """Select one metric for each node."""
+        known = self._selections.get(selector)
+        if known is None:
             table = self.metrics
-            fits = np.array([name[0] == metric_type and name[1] in operators for name in table.key_names], dtype=np.bool_)
+            fits = np.array([selector.fits(key) for key in table.key_names], dtype=np.bool_)
             chosen = np.flatnonzero(fits[table.keys]) if len(fits) else np.empty(0, dtype=np.int64)
-            order = chosen if pick == "last" else chosen[::-1]
-            cached = np.full(len(self.nodes), math.nan)
-            cached[table.rows[order]] = table.values[order]  # of repeated rows the last assignment stands
-            freeze(cached)
-            self._columns[key] = cached
-        return cached
+            order = chosen if selector.pick == "last" else chosen[::-1]
+            positions = np.full(len(self.nodes), -1)
+            positions[table.rows[order]] = order  # of repeated rows the last assignment stands
+            known = Selection(take_rows(table.values, positions), _take_codes(table.keys, positions), positions)
+            for column in (known.values, known.keys, known.positions):
+                freeze(column)
+            self._selections[selector] = known
+        return known
+
+    def keys_of(self, metric_type: str) -> tuple[MetricKey, ...]:
+        """List what the reply has of a type, for any node."""
+        return tuple(key for key in self.metrics.key_names if key.type == metric_type)
 
     def operators_of(self, metric_type: str) -> tuple[str, ...]:
         """List the operators under which the reply has metrics of a type."""
-        return tuple(dict.fromkeys(operator for name, operator, _ in self.metrics.key_names if name == metric_type))
+        return tuple(dict.fromkeys(key.operator for key in self.keys_of(metric_type)))
 
     def millicores_of(self, rows: IntArray) -> tuple[FloatArray, FloatArray]:
         """Gather CPU capacity and allocatable at *rows*; NaN = unknown."""
@@ -177,24 +229,35 @@ def take_rows(column: FloatArray, rows: IntArray) -> FloatArray:
     return np.where(rows >= 0, column[rows], math.nan)
 
 
+def _take_codes(column: IntArray, positions: IntArray) -> IntArray:
+    return np.where(positions >= 0, column[positions], -1) if len(column) else np.full(len(positions), -1)
+
+
 def _metric_table(listed: list[NodeMetrics]) -> MetricTable:
-    codes: dict[tuple[str, str, str], int] = {}
+    codes: dict[MetricKey, int] = {}
+    source_codes: dict[str, int] = {}
     rows: list[int] = []
     keys: list[int] = []
+    sources: list[int] = []
     values: list[float] = []
     for row, node in enumerate(listed):
         for metric in node.metrics or ():
             if metric is None or metric.value is None:
                 continue
-            key = (metric.type or "", metric.operator or "", metric.rollup or "")
-            code = codes.get(key)
-            if code is None:
-                code = codes[key] = len(codes)
+            key = MetricKey(metric.type or "", metric.operator or "", metric.rollup or "", metric.unit or "")
             rows.append(row)
-            keys.append(code)
+            keys.append(codes.setdefault(key, len(codes)))
             values.append(metric.value)
-    table = MetricTable(np.array(rows, dtype=np.int64), np.array(keys, dtype=np.int64), np.array(values, dtype=np.float64), tuple(codes))
-    for column in (table.rows, table.keys, table.values):
+            sources.append(source_codes.setdefault(metric.source or "", len(source_codes)))
+    table = MetricTable(
+        rows=np.array(rows, dtype=np.int64),
+        keys=np.array(keys, dtype=np.int64),
+        values=np.array(values, dtype=np.float64),
+        key_names=tuple(codes),
+        sources=np.array(sources, dtype=np.int64),
+        source_names=tuple(source_codes),
+    )
+    for column in (table.rows, table.keys, table.values, table.sources):
         freeze(column)
     return table
 
