@@ -7,7 +7,7 @@ measured before look new. Pure: the time is an argument.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -63,6 +63,7 @@ class LastGood:
     The values that are served: for each node and column the newest good one that has not expired.
 
     ``seen_at`` is when each node was last measured at all, Unix seconds, also where that has expired by now; NaN = never.
+    ``sample_seconds`` is how long the newest of its values measured; NaN = unknown.
     """
 
     source: str
@@ -71,6 +72,12 @@ class LastGood:
     infos: tuple[NodeInfo | None, ...]
     members_known: bool
     seen_at: FloatArray
+    sample_seconds: FloatArray
+
+    @property
+    def newest_at(self) -> FloatArray:
+        """Answer when the newest value of each node was measured, Unix seconds, shape (nodes,); NaN without any."""
+        return _find_newest(self.columns.values(), len(self.nodes))
 
 
 def merge(previous: LastGood | None, report: QualityReport, *, now: float, expired_seconds: float) -> LastGood:
@@ -88,7 +95,7 @@ def merge(previous: LastGood | None, report: QualityReport, *, now: float, expir
         expired_seconds: The age from which a value no longer counts.
     """
     batch = report.batch
-    held = previous or LastGood(batch.source, (), {}, (), batch.members_known, np.empty(0))
+    held = previous or LastGood(batch.source, (), {}, (), batch.members_known, np.empty(0), np.empty(0))
     nodes = batch.nodes
     if not batch.members_known:
         listed = set(nodes)
@@ -107,11 +114,17 @@ def merge(previous: LastGood | None, report: QualityReport, *, now: float, expir
         _pick(batch.infos, new_row) or _pick(held.infos, held_row)
         for new_row, held_row in zip(new_rows.tolist(), held_rows.tolist(), strict=True)
     )
-    seen_at = _take_seen(held.seen_at, held_rows)
+    seen_at = _take_floats(held.seen_at, held_rows)
     for column in incoming.values():
         values, sampled_at = _take(column, new_rows)
         seen_at = np.fmax(seen_at, np.where(np.isnan(values), np.nan, sampled_at))
-    merged = LastGood(batch.source, nodes, columns, infos, batch.members_known, seen_at)
+    newest_at = _find_newest(columns.values(), len(nodes))
+    sample_seconds = np.where(
+        _take_floats(_find_newest(incoming.values(), len(batch.nodes)), new_rows) == newest_at,
+        _take_floats(batch.sample_seconds, new_rows),
+        np.where(_take_floats(held.newest_at, held_rows) == newest_at, _take_floats(held.sample_seconds, held_rows), np.nan),
+    )
+    merged = LastGood(batch.source, nodes, columns, infos, batch.members_known, seen_at, sample_seconds)
     return _drop_unlisted(merged, len(batch.nodes), now - FORGOTTEN_AFTER_EXPIRIES * expired_seconds)
 
 
@@ -121,7 +134,9 @@ def carry_over(previous: LastGood, *, now: float, expired_seconds: float) -> Las
     for key, column in previous.columns.items():
         values, sampled_at = _expire(column.values, column.sampled_at, now, expired_seconds)
         columns[key] = Column(values, sampled_at, np.zeros(len(previous.nodes), dtype=np.bool_), column.origins)
-    held = replace(previous, columns=columns)
+    newest_at = _find_newest(columns.values(), len(previous.nodes))
+    sample_seconds = np.where(np.isnan(newest_at), np.nan, previous.sample_seconds)
+    held = replace(previous, columns=columns, sample_seconds=sample_seconds)
     return _drop_unlisted(held, 0, now - FORGOTTEN_AFTER_EXPIRIES * expired_seconds)
 
 
@@ -157,8 +172,15 @@ def _take(column: Column | None, rows: IntArray) -> tuple[FloatArray, FloatArray
     return np.where(found, column.values[rows], np.nan), np.where(found, column.sampled_at[rows], np.nan)
 
 
-def _take_seen(seen_at: FloatArray, rows: IntArray) -> FloatArray:
-    return np.where(rows != _ABSENT, seen_at[rows], np.nan) if seen_at.size else np.full(len(rows), np.nan)
+def _take_floats(column: FloatArray, rows: IntArray) -> FloatArray:
+    return np.where(rows != _ABSENT, column[rows], np.nan) if column.size else np.full(len(rows), np.nan)
+
+
+def _find_newest(columns: Iterable[Column], size: int) -> FloatArray:
+    newest_at: FloatArray = np.fmax.reduce(
+        [np.full(size, np.nan), *(np.where(np.isnan(each.values), np.nan, each.sampled_at) for each in columns)]
+    )
+    return newest_at
 
 
 def _merge_column(new: tuple[FloatArray, FloatArray], held: tuple[FloatArray, FloatArray], now: float, expired_seconds: float) -> Column:
@@ -208,4 +230,5 @@ def _drop_unlisted(good: LastGood, listed: int, forgotten_at: float) -> LastGood
         tuple(good.infos[row] for row in rows.tolist()),
         good.members_known,
         good.seen_at[rows],
+        good.sample_seconds[rows],
     )

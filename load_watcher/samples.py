@@ -114,6 +114,7 @@ class SampleBatch:
         units: Metric type → unit of its newest values; without one, CPU and Memory are percent of capacity.
         times: Metric type → when its newest values were measured, where that is not ``sampled_at``.
         origins: Metric type → the source of each newest value, where there are several sources.
+        sample_seconds: How long each node's sample measured, shape (nodes,), NaN = unknown; empty where the source does not say it.
     """
 
     source: str
@@ -127,10 +128,13 @@ class SampleBatch:
     units: Mapping[str, str] = field(default_factory=dict)
     times: Mapping[str, FloatArray] = field(default_factory=dict)
     origins: Mapping[str, Origins] = field(default_factory=dict)
+    sample_seconds: FloatArray = field(default_factory=lambda: np.empty(0))
 
     def __post_init__(self) -> None:
         shape = (len(self.nodes),)
         columns = [self.sampled_at, *self.latest.values(), *self.times.values(), *(a.values for a in self.aggregates)]
+        if self.sample_seconds.size:
+            columns.append(self.sample_seconds)
         if any(column.shape != shape or column.dtype != np.float64 for column in columns):
             raise ValueError(f"each column of a batch is float64 with one row for each of its {len(self.nodes)} nodes")
         if self.infos and len(self.infos) != len(self.nodes):

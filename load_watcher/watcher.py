@@ -12,26 +12,25 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Final, NamedTuple, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import stamina
 import structlog
-from cachetools import LRUCache, TTLCache
+from cachetools import TTLCache
 
 from load_watcher.clock import Clock, SteadyClock, SystemClock
 from load_watcher.errors import ProviderBugError, ProviderError, ProviderUnavailableError
-from load_watcher.history.aggregate import WindowAggregate
-from load_watcher.history.errors import WindowNotHeldError
 from load_watcher.history.memory import Memory
 from load_watcher.last_good import LastGood, carry_over, merge
 from load_watcher.providers.base import MetricsProvider
 from load_watcher.providers.findings import Finding, findings_of
+from load_watcher.publication import Publication, Publisher
 from load_watcher.quality import RECENT_REFRESHES, QualityLimits, QualityReport, Quarantine, Recent, assess
 from load_watcher.quality.log import QualityLog
-from load_watcher.samples import SampleBatch, Window
+from load_watcher.rendering import Renderer
+from load_watcher.samples import SampleBatch
 from load_watcher.snapshot import Snapshot, build_metrics, encode_snapshot, find_withheld
 from load_watcher.telemetry import Telemetry
 from load_watcher.timing import Timing
@@ -44,17 +43,8 @@ _HEALTH_SECONDS: Final = 5.0
 # A tick takes at most its deadline, but a machine that is short of CPU can be late; a restart would not help it.
 _LIVE_FACTOR: Final = 3.0
 
-# Dashboards ask for the same few statistics again and again; each snapshot has its own.
-_CACHED_WINDOWS: Final = 8
-
 _T = TypeVar("_T")
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
-
-
-class _WindowKey(NamedTuple):
-    etag: str
-    window: Window | None
-    operators: tuple[str, ...]
 
 
 class Watcher:
@@ -89,9 +79,6 @@ class Watcher:
         self._clock = SteadyClock(clock or SystemClock())
         self._telemetry = telemetry or Telemetry(self._clock, version="")
         self._telemetry.memory = memory
-        self._last_good: LastGood | None = None
-        self._snapshot: Snapshot | None = None
-        self._windows: LRUCache[_WindowKey, Snapshot] = LRUCache(_CACHED_WINDOWS)
         self._failure: ProviderError | None = None
         self._failed_refreshes = 0
         self._quality = QualityLog()
@@ -101,6 +88,8 @@ class Watcher:
         self._health_lock = asyncio.Lock()
         self._exit_stack = AsyncExitStack()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="load-watcher")
+        self.publisher = Publisher()
+        self.renderer = Renderer(memory, self.timing, self._threads)
 
     @property
     def telemetry(self) -> Telemetry:
@@ -115,12 +104,14 @@ class Watcher:
     @property
     def snapshot(self) -> Snapshot | None:
         """Answer the published snapshot; ``None`` until the first refresh that brought something."""
-        return self._snapshot
+        newest = self.publisher.newest
+        return None if newest is None else newest.snapshot
 
     @property
     def good(self) -> LastGood | None:
         """Answer the last good values behind the snapshot; ``None`` before it."""
-        return self._last_good
+        newest = self.publisher.newest
+        return None if newest is None else newest.good
 
     @property
     def failure(self) -> ProviderError | None:
@@ -152,6 +143,9 @@ class Watcher:
             if self.memory is not None:
                 await stack.enter_async_context(self.memory)
             await stack.enter_async_context(self._provider)
+            self.publisher.open()
+            stack.push_async_callback(self.renderer.close)
+            stack.callback(self.publisher.close)
             loop = asyncio.create_task(self.run(), name=f"load-watcher {self._provider.name}")
             loop.add_done_callback(_log_crash)
             stack.push_async_callback(_cancel, loop)
@@ -199,12 +193,13 @@ class Watcher:
 
     def ready(self) -> str | None:
         """Say what is wrong if there is no snapshot, or its newest sample is stale."""
+        snapshot = self.snapshot
         reason = "the first refresh is under way" if self._failure is None else f"the last refresh failed: {self._failure}"
-        if self._snapshot is None:
+        if snapshot is None:
             return f"no snapshot yet; {reason}"
-        if self._snapshot.newest_sampled_at is None:
+        if snapshot.newest_sampled_at is None:
             return f"no node has a metric; {self._failure or 'the provider answers, but without a usable sample'}"
-        age_seconds = self._clock.time() - self._snapshot.newest_sampled_at
+        age_seconds = self._clock.time() - snapshot.newest_sampled_at
         if age_seconds > self.timing.stale_seconds:
             cause = self._failure or "the provider answers, but with old samples"
             return f"the newest sample is {age_seconds:.0f} s old, more than the {self.timing.stale_seconds:g} s allowed; {cause}"
@@ -252,9 +247,9 @@ class Watcher:
     async def _refresh(self) -> None:
         batch = await self._fetch()
         now = self._clock.time()
-        report, good, snapshot = await self._in_thread(partial(self._digest, batch, now))
+        report, publication = await self._in_thread(partial(self._digest, batch, now))
         self._note_quality(report, now)
-        self._publish(good, snapshot)
+        self._publish(publication)
         if self.memory is not None:
             self.memory.submit(report.batch, fetched_at=now)
 
@@ -284,12 +279,12 @@ class Watcher:
                 "check the source, or set LOAD_WATCHER_FETCH_TIMEOUT_SECONDS higher"
             ) from error
 
-    def _digest(self, batch: SampleBatch, now: float) -> tuple[QualityReport, LastGood, Snapshot]:
+    def _digest(self, batch: SampleBatch, now: float) -> tuple[QualityReport, Publication]:
         report = assess(batch, now, recent=self._recent(batch, now), state=self._quality.report.state, limits=self._limits)
         if self.memory is not None:
             self.memory.ring.append(report.batch)
-        good = merge(self._last_good, report, now=now, expired_seconds=self.timing.expired_seconds)
-        return report, good, self._render(good, now, report.quarantined)
+        good = merge(self.good, report, now=now, expired_seconds=self.timing.expired_seconds)
+        return report, self._render(good, now, report.quarantined)
 
     def _recent(self, batch: SampleBatch, now: float) -> Recent:
         if self.memory is None:
@@ -299,68 +294,34 @@ class Watcher:
         end_at = now + self._limits.ahead_seconds
         return {each: ring.columns(each, start_at=start_at, end_at=end_at, nodes=batch.nodes) for each in batch.latest}
 
-    def _render(self, good: LastGood, now: float, quarantined: Mapping[str, Quarantine]) -> Snapshot:
+    def _render(self, good: LastGood, now: float, quarantined: Mapping[str, Quarantine]) -> Publication:
         reasons = {node: quarantine.reason for node, quarantine in quarantined.items()}
         withheld = find_withheld(good, now=now, expired_seconds=self.timing.expired_seconds, quarantined=reasons)
         averaged_by_source = {key.metric_type for key in good.columns if key.window is not None}
-        aggregates = [] if self.memory is None else self.memory.compute_averages(good.nodes)
+        end_at = None if self.memory is None else self.memory.find_end()
+        averages = () if self.memory is None or end_at is None else self.memory.compute_averages(good.nodes, end_at=end_at)
+        aggregates = tuple(each for each in averages if each.metric_type not in averaged_by_source)
         metrics = build_metrics(
             good,
             now=now,
             stale_seconds=self.timing.stale_seconds,
             window=self.timing.window,
-            aggregates=[each for each in aggregates if each.metric_type not in averaged_by_source],
+            aggregates=aggregates,
             withheld=withheld,
         )
-        return encode_snapshot(metrics, made_at=now, withheld=withheld)
-
-    async def render_window(self, window: Window | None, operators: tuple[str, ...]) -> Snapshot:
-        """
-        Answer the nodes with other statistics, or over another window, than the published snapshot has; the newest values stay.
-
-        Args:
-            window: Exactly this one; ``None`` for 15 minutes, else 10, else 5, as each node has it.
-            operators: Such as ``AVG`` and ``P90``.
-
-        Raises:
-            HistoryError: If it is not held, or cannot be read; the message names what is held.
-        """
-        if self.memory is None:
-            raise WindowNotHeldError("no history is kept: LOAD_WATCHER_HISTORY is off; only the published values are there")
-        good, snapshot = self._last_good, self._snapshot
-        if good is None or snapshot is None:
-            raise WindowNotHeldError("no sample is held yet; ask again after the first refreshes")
-        key = _WindowKey(snapshot.identity.etag, window, operators)
-        rendered = self._windows.get(key)
-        if rendered is None:
-            aggregates = await self.memory.compute_window(window, operators, good.nodes)
-            rendered = self._windows[key] = await self._in_thread(partial(self._render_window, good, snapshot, window, aggregates))
-        return rendered
-
-    def _render_window(
-        self, good: LastGood, snapshot: Snapshot, window: Window | None, aggregates: tuple[WindowAggregate, ...]
-    ) -> Snapshot:
-        newest = replace(good, columns={key: column for key, column in good.columns.items() if key.window is None})
-        metrics = build_metrics(
-            newest,
-            now=snapshot.made_at,
-            stale_seconds=self.timing.stale_seconds,
-            window=window or self.timing.window,
-            aggregates=aggregates,
-            withheld=snapshot.withheld,
-        )
-        return encode_snapshot(metrics, made_at=snapshot.made_at, withheld=snapshot.withheld)
+        return Publication(encode_snapshot(metrics, made_at=now, withheld=withheld), good, aggregates, end_at)
 
     async def _publish_held(self) -> None:
-        if self._last_good is None:
+        held = self.good
+        if held is None:
             return
         now = self._clock.time()
-        good = carry_over(self._last_good, now=now, expired_seconds=self.timing.expired_seconds)
-        self._publish(good, await self._in_thread(partial(self._render, good, now, self._quality.report.quarantined)))
+        good = carry_over(held, now=now, expired_seconds=self.timing.expired_seconds)
+        self._publish(await self._in_thread(partial(self._render, good, now, self._quality.report.quarantined)))
 
-    def _publish(self, good: LastGood, snapshot: Snapshot) -> None:
-        self._last_good, self._snapshot = good, snapshot
-        self._telemetry.snapshot = snapshot
+    def _publish(self, publication: Publication) -> None:
+        self._telemetry.snapshot = publication.snapshot
+        self.publisher.publish(publication)
 
     def _note_failure(self, error: ProviderError) -> None:
         self._telemetry.count_failure(error.cause)

@@ -1,13 +1,13 @@
 """
-The wire model: what ``GET /watcher`` serves, shared by the service that writes it and the library that reads it.
+The wire model: what ``GET /watcher`` and ``GET /api/v1/snapshot`` serve, shared by the service that writes it and the library that reads it.
 
-The shape is that of the Go load-watcher v0.2 (``data.NodeMetricsMap``). ``capacity``, ``allocatable``, ``sampledAt`` and ``status`` are
-ours; the Go client skips them. Reading allows what that client allows (missing keys, null for anything); writing uses none of it.
+The shape of ``GET /watcher`` is that of the Go load-watcher v0.2 (``data.NodeMetricsMap``). ``capacity``, ``allocatable``, ``sampledAt``,
+``sampleSeconds`` and ``status`` are ours; the Go client skips them. Reading allows what that client allows (missing keys, null for anything); writing uses none of it.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -25,6 +25,8 @@ OK: Final = "ok"
 LATE: Final = "late"
 STALE: Final = "stale"
 NO_METRICS: Final = "no_metrics"
+
+_T = TypeVar("_T")
 
 
 class Metric(msgspec.Struct, frozen=True, gc=False):
@@ -61,8 +63,8 @@ class NodeMetrics(msgspec.Struct, frozen=True, rename="camel"):
     """
     The metrics of one node.
 
-    ``sampled_at`` is when the newest of them was measured, Unix seconds. ``status`` is ``ok``, ``late`` (kept from an earlier refresh),
-    ``stale`` (older than the limit) or ``no_metrics``.
+    ``sampled_at`` is when the newest of them was measured, Unix seconds, and ``sample_seconds`` for how long. ``status`` is ``ok``, ``late``
+    (kept from an earlier refresh), ``stale`` (older than the limit) or ``no_metrics``.
     """
 
     metrics: list[Metric | None] | None = None
@@ -71,6 +73,7 @@ class NodeMetrics(msgspec.Struct, frozen=True, rename="camel"):
     capacity: ResourceQuantities | msgspec.UnsetType | None = msgspec.UNSET
     allocatable: ResourceQuantities | msgspec.UnsetType | None = msgspec.UNSET
     sampled_at: int | float | msgspec.UnsetType | None = msgspec.UNSET
+    sample_seconds: int | float | msgspec.UnsetType | None = msgspec.UNSET
     status: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
@@ -97,7 +100,61 @@ class WatcherMetrics(msgspec.Struct, frozen=True):
     data: Data | None = None
 
 
+class QuantityColumns(msgspec.Struct, frozen=True):
+    """CPU and memory of every node as Kubernetes quantities; ``None`` where unknown."""
+
+    cpu: list[str | None]
+    memory: list[str | None]
+
+
+class MetricColumn(msgspec.Struct, frozen=True):
+    """
+    One metric of every node; a value is ``None`` where a node does not have it.
+
+    ``statistic`` is ``Latest`` without a window, or for example ``AVG`` or ``P90`` over ``window``. ``unit`` is absent where it is percent
+    or not known, ``sources`` where there is one source: else it says of each node which the value is from.
+    """
+
+    type: str
+    statistic: str
+    window: str
+    name: str
+    values: list[float | None]
+    unit: str | msgspec.UnsetType = msgspec.UNSET
+    sources: list[str | None] | msgspec.UnsetType = msgspec.UNSET
+
+
+class NotHeld(msgspec.Struct, frozen=True):
+    """A window that was asked for and is not held, and why; empty for the usual ones."""
+
+    window: str
+    reason: str
+
+
+class SnapshotColumns(msgspec.Struct, frozen=True, rename="camel"):
+    """
+    The whole answer of ``GET /api/v1/snapshot``; every list but the last two has an entry for each node.
+
+    ``id`` names the published snapshot, whatever was asked of it. Instants are Unix seconds; ``window_end_at`` is the newest sample's, 0
+    without any. ``columns`` stand in the order of the metrics of ``GET /watcher``.
+    """
+
+    id: str
+    made_at: int | float
+    source: str
+    window_end_at: int | float
+    nodes: list[str]
+    sampled_at: list[float | None]
+    sample_seconds: list[float | None]
+    statuses: list[str]
+    capacity: QuantityColumns
+    allocatable: QuantityColumns
+    columns: list[MetricColumn]
+    not_held: list[NotHeld]
+
+
 _decoder = msgspec.json.Decoder(WatcherMetrics | None)
+_columns_decoder = msgspec.json.Decoder(SnapshotColumns)
 _encoder = msgspec.json.Encoder()
 
 
@@ -108,8 +165,22 @@ def decode_watcher_metrics(body: bytes | str) -> WatcherMetrics:
     Raises:
         SnapshotDecodeError: If it is not JSON, or not of that shape: no part of such a reply is used, as in the Go client.
     """
+    return _decode(_decoder, body) or WatcherMetrics()
+
+
+def decode_snapshot_columns(body: bytes | str) -> SnapshotColumns:
+    """
+    Read the body of ``GET /api/v1/snapshot``.
+
+    Raises:
+        SnapshotDecodeError: If it is not JSON, or not of that shape.
+    """
+    return _decode(_columns_decoder, body)
+
+
+def _decode(decoder: msgspec.json.Decoder[_T], body: bytes | str) -> _T:
     try:
-        return _decoder.decode(body) or WatcherMetrics()
+        return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         start = body[:80]
         raise SnapshotDecodeError(f"not a load watcher's reply: {error}; it starts {start!r}; check the address") from error

@@ -73,17 +73,22 @@ class Memory:
         if self._writer is not None:
             self._writer.submit(batch, fetched_at=fetched_at)
 
-    def compute_averages(self, nodes: tuple[str, ...]) -> tuple[WindowAggregate, ...]:
-        """Compute average and deviation of every metric, each node over 15 minutes, else 10, else 5; none without a sample."""
-        end_at = self._end_at()
-        return () if end_at is None else self.ring.aggregate((AVERAGE, STANDARD_DEVIATION), end_at=end_at, nodes=nodes)
+    def compute_averages(self, nodes: tuple[str, ...], *, end_at: float) -> tuple[WindowAggregate, ...]:
+        """Compute average and deviation of every metric, each node over 15 minutes, else 10, else 5, before *end_at*."""
+        return self.ring.aggregate((AVERAGE, STANDARD_DEVIATION), end_at=end_at, nodes=nodes)
 
-    def _end_at(self) -> float | None:
-        """Answer where windows end: at the newest sample, but not after now, where a clock that ran ahead may have left one."""
+    def find_end(self) -> float | None:
+        """
+        Answer where windows end now, Unix seconds; ``None`` without a sample.
+
+        That is at the newest sample, but not after now, where a clock that ran ahead may have left one.
+        """
         newest_at = self.ring.newest_at
         return None if newest_at is None else min(newest_at, self._clock.time() + MAX_AHEAD_SECONDS)
 
-    async def compute_window(self, window: Window | None, operators: Sequence[str], nodes: tuple[str, ...]) -> tuple[WindowAggregate, ...]:
+    async def compute_window(
+        self, window: Window | None, operators: Sequence[str], nodes: tuple[str, ...], *, end_at: float
+    ) -> tuple[WindowAggregate, ...]:
         """
         Compute statistics of every metric over a window that somebody asked for.
 
@@ -91,26 +96,24 @@ class Memory:
             window: Exactly this one; ``None`` for the usual fallback of each node.
             operators: Of ``aggregate.OPERATORS``.
             nodes: The rows of the answer.
+            end_at: Where it ends, Unix seconds.
 
         Raises:
             WindowNotHeldError: If it is not held; names those that are.
             HistoryError: If the file that would hold it cannot be read, or the answer would be too large.
         """
-        newest_at = self._end_at()
-        if newest_at is None:
-            raise WindowNotHeldError("no sample is held yet; ask again after the first refreshes")
         if window is None:
-            return await asyncio.to_thread(self.ring.aggregate, operators, FALLBACK, end_at=newest_at, nodes=nodes)
+            return await asyncio.to_thread(self.ring.aggregate, operators, FALLBACK, end_at=end_at, nodes=nodes)
         if window.duration_seconds <= self.ring.span_seconds:
-            await asyncio.to_thread(self.ring.check_window, window, end_at=newest_at)
-            return await asyncio.to_thread(self.ring.aggregate, operators, (window,), end_at=newest_at, nodes=nodes)
-        metrics = [_take_nodes(each, nodes) for each in await self._collect(window, newest_at)]
-        await asyncio.to_thread(require_window, metrics, window, end_at=newest_at)
+            await asyncio.to_thread(self.ring.check_window, window, end_at=end_at)
+            return await asyncio.to_thread(self.ring.aggregate, operators, (window,), end_at=end_at, nodes=nodes)
+        metrics = [_take_nodes(each, nodes) for each in await self._collect(window, end_at)]
+        await asyncio.to_thread(require_window, metrics, window, end_at=end_at)
         return tuple(
             [
                 each
                 for samples in metrics
-                for each in await asyncio.to_thread(compute_aggregates, samples, operators=operators, windows=(window,), end_at=newest_at)
+                for each in await asyncio.to_thread(compute_aggregates, samples, operators=operators, windows=(window,), end_at=end_at)
             ]
         )
 

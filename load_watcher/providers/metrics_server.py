@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -40,6 +42,10 @@ UNPARSEABLE_QUANTITY: Final = "unparseable_quantity"
 CAPACITY_UNKNOWN: Final = "capacity_unknown"
 BAD_TIMESTAMP: Final = "bad_timestamp"
 
+_GO_SECONDS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_GO_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?)(h|ms|m|s|us|µs|ns)", re.ASCII)
+_GO_DURATION: Final = re.compile(rf"(?:{_GO_PART.pattern})+", re.ASCII)
+
 _MAY_READ_NODES = "grant the verbs list and watch on nodes in a ClusterRole"
 _MAY_READ_METRICS = "grant the verb list on nodes of the API group metrics.k8s.io in a ClusterRole"
 _CHECK_METRICS_API = "check with `kubectl get apiservice v1beta1.metrics.k8s.io`"
@@ -61,6 +67,7 @@ class NodeMetricsItem(msgspec.Struct, frozen=True):
 
     metadata: ObjectMeta | None = None
     timestamp: object = None
+    window: object = None
     usage: Resources | None = None
 
 
@@ -175,6 +182,7 @@ def build_batch(capacities: Mapping[str, NodeCapacity], items: Iterable[NodeMetr
     rows = {name: row for row, name in enumerate(names)}
     latest = {CPU: np.full(len(names), np.nan), MEMORY: np.full(len(names), np.nan)}
     sampled_at = np.full(len(names), np.nan)
+    sample_seconds = np.full(len(names), np.nan)
     rejections: list[Rejection] = []
     for item in items:
         if item.metadata is None:
@@ -203,8 +211,24 @@ def build_batch(capacities: Mapping[str, NodeCapacity], items: Iterable[NodeMetr
             else:
                 latest[metric_type][rows[name]] = float(100 * AMOUNT[metric_type](quantity)) / float(whole)
                 sampled_at[rows[name]] = measured_at
+                sample_seconds[rows[name]] = parse_go_duration(item.window)
     infos = tuple(capacities[name].info for name in names)
-    return SampleBatch(NAME, names, sampled_at, latest, infos=infos, rejections=tuple(rejections))
+    return SampleBatch(NAME, names, sampled_at, latest, infos=infos, rejections=tuple(rejections), sample_seconds=sample_seconds)
+
+
+def parse_go_duration(text: object) -> float:
+    """
+    Read a duration as Go prints it, in seconds; NaN for anything else.
+
+    Source: the Go package ``time``, ``Duration.String`` and ``ParseDuration``.
+
+    >>> parse_go_duration("20s"), parse_go_duration("1m0.5s"), parse_go_duration("soon")
+    (20.0, 60.5, nan)
+    """
+    if not isinstance(text, str) or not _GO_DURATION.fullmatch(text):
+        return math.nan
+    seconds = sum(float(number) * _GO_SECONDS[unit] for number, unit in _GO_PART.findall(text))
+    return seconds if math.isfinite(seconds) else math.nan
 
 
 def _parse_instant(value: object) -> float | None:

@@ -161,6 +161,10 @@ def merge_batches(batches: Sequence[SampleBatch], *, source: str, now: float, fr
         chosen = _choose([values for _, values, _ in offers], [at for _, _, at in offers], now, fresh_seconds)
         latest[metric_type], times[metric_type], origins[metric_type] = _collect(offers, chosen)
     sampled_at = np.fmax.reduce([np.full(len(nodes), np.nan), *(np.where(np.isnan(latest[t]), np.nan, times[t]) for t in latest)])
+    sample_seconds = np.full(len(nodes), np.nan)
+    for each in reversed(aligned):  # the best has the last word
+        is_newest = each.take(each.batch.sampled_at) == sampled_at
+        sample_seconds = np.where(is_newest, each.take(each.batch.sample_seconds), sample_seconds)
     return SampleBatch(
         source=source,
         nodes=nodes,
@@ -173,6 +177,7 @@ def merge_batches(batches: Sequence[SampleBatch], *, source: str, now: float, fr
         units=units,
         times=times,
         origins=origins,
+        sample_seconds=sample_seconds,
     )
 
 

@@ -9,12 +9,26 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from load_watcher.history.errors import HistoryError
+from load_watcher.publication import Publication
 from load_watcher.server.errors import from_history, no_snapshot, provider_unhealthy, unknown_node, withheld_node
 from load_watcher.server.negotiation import has_match, prefers_gzip
 from load_watcher.server.parameters import parse_operators, parse_window
 from load_watcher.watcher import Watcher
 
 WATCHER: Final = web.AppKey("watcher", Watcher)
+
+
+def find_publication(watcher: Watcher) -> Publication:
+    """
+    Answer what is served now.
+
+    Raises:
+        HttpError: 503, if there is nothing yet.
+    """
+    publication = watcher.publisher.newest
+    if publication is None:
+        raise no_snapshot(watcher.ready() or "no snapshot yet")
+    return publication
 
 
 async def get_watcher(request: web.Request) -> web.Response:
@@ -25,12 +39,11 @@ async def get_watcher(request: web.Request) -> web.Response:
     for another window or other statistics than the usual.
     """
     watcher = request.app[WATCHER]
-    snapshot = watcher.snapshot
-    if snapshot is None:
-        raise no_snapshot(watcher.ready() or "no snapshot yet")
+    publication = find_publication(watcher)
+    snapshot = publication.snapshot
     if "window" in request.query or "statistic" in request.query:
         try:
-            snapshot = await watcher.render_window(parse_window(request), parse_operators(request))
+            snapshot = await watcher.renderer.render_window(publication, parse_window(request), parse_operators(request))
         except HistoryError as error:
             raise from_history(error) from error
     headers = {"Vary": "Accept-Encoding"}

@@ -1,0 +1,194 @@
+"""
+Answers with other windows and statistics than the published snapshot has, made when they are asked for.
+
+Each is made once for a publication, however many ask for it, and kept until the next one; a few of them, since anybody can make up more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from cachetools import LRUCache
+
+from load_watcher.history.aggregate import WindowAggregate
+from load_watcher.history.errors import HistoryError, WindowNotHeldError
+from load_watcher.history.memory import Memory
+from load_watcher.last_good import LastGood
+from load_watcher.publication import Publication
+from load_watcher.samples import Window
+from load_watcher.snapshot import Choice, Encoded, Snapshot, build_columns, build_metrics, encode, encode_snapshot
+from load_watcher.timing import Timing
+from trimaran_client.wire import AVERAGE, LATEST, STANDARD_DEVIATION, NotHeld, SnapshotColumns, encode_json
+
+# Schedulers and dashboards ask for the same few again and again. 5,000 nodes with ten columns: 0.7 MB each.
+CACHED_ANSWERS: Final = 16
+
+_USUAL: Final = (AVERAGE, STANDARD_DEVIATION)
+
+_T = TypeVar("_T")
+
+
+class _Answers(Generic[_T]):
+    """Make each answer to a publication once; who asks meanwhile waits for it, and who goes away does not stop it."""
+
+    def __init__(self) -> None:
+        self._publication: Publication | None = None
+        self._tasks: LRUCache[Hashable, asyncio.Task[_T]] = LRUCache(CACHED_ANSWERS)
+        # The loop itself holds tasks weakly.
+        self._running: set[asyncio.Task[_T]] = set()
+
+    async def get(self, publication: Publication, key: Hashable, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        if publication is not self._publication:
+            self._publication = publication
+            self._tasks = LRUCache(CACHED_ANSWERS)
+        task = self._tasks.get(key)
+        if task is None:
+            task = self._tasks[key] = asyncio.create_task(make())
+            self._running.add(task)
+            task.add_done_callback(partial(self._end, self._tasks, key))
+        return await asyncio.shield(task)
+
+    def _end(self, tasks: LRUCache[Hashable, asyncio.Task[_T]], key: Hashable, task: asyncio.Task[_T]) -> None:
+        self._running.discard(task)
+        if task.cancelled() or task.exception() is not None:  # the next one who asks may have more luck
+            tasks.pop(key, None)
+
+    async def close(self) -> None:
+        running = tuple(self._running)
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        self._publication = None
+
+
+class _WindowKey(NamedTuple):
+    window: Window | None
+    operators: tuple[str, ...]
+
+
+class Renderer:
+    """
+    Make answers of a publication and our own history.
+
+    Args:
+        memory: What keeps the samples; ``None`` keeps none.
+        timing: Limits, and the usual window.
+        threads: Where the work is done.
+    """
+
+    def __init__(self, memory: Memory | None, timing: Timing, threads: ThreadPoolExecutor) -> None:
+        self._memory = memory
+        self._timing = timing
+        self._threads = threads
+        self._windows = _Answers[Snapshot]()
+        self._columns = _Answers[Encoded]()
+
+    async def close(self) -> None:
+        """End what is being made."""
+        await self._windows.close()
+        await self._columns.close()
+
+    async def render_window(self, publication: Publication, window: Window | None, operators: tuple[str, ...]) -> Snapshot:
+        """
+        Answer the nodes with other statistics, or over another window, than the publication has; the newest values stay.
+
+        Args:
+            publication: Of what.
+            window: Exactly this one; ``None`` for 15 minutes, else 10, else 5, as each node has it.
+            operators: Such as ``AVG`` and ``P90``.
+
+        Raises:
+            HistoryError: If it is not held, or cannot be read; the message names what is held.
+        """
+        make = partial(self._make_window, publication, window, operators)
+        return await self._windows.get(publication, _WindowKey(window, operators), make)
+
+    async def encode_columns(self, publication: Publication, choice: Choice) -> Encoded:
+        """Answer the bytes of :meth:`build_columns`."""
+        return await self._columns.get(publication, choice, partial(self._encode_columns, publication, choice))
+
+    async def build_columns(self, publication: Publication, choice: Choice) -> SnapshotColumns:
+        """
+        Answer the nodes in columns, with the windows and statistics of *choice*.
+
+        What the source averaged itself comes first; our own history has what the source lacks. A window that it does not hold is named with
+        the reason, and the others are answered.
+        """
+        aggregates, not_held = await self._aggregate(publication, choice)
+        snapshot = publication.snapshot
+        build = partial(
+            build_columns,
+            publication.good,
+            choice,
+            snapshot_id=snapshot.id,
+            now=snapshot.made_at,
+            stale_seconds=self._timing.stale_seconds,
+            aggregates=aggregates,
+            not_held=not_held,
+            withheld=snapshot.withheld,
+        )
+        return await self._in_thread(build)
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def _encode_columns(self, publication: Publication, choice: Choice) -> Encoded:
+        columns = await self.build_columns(publication, choice)
+        return await self._in_thread(lambda: encode(encode_json(columns)))
+
+    async def _make_window(self, publication: Publication, window: Window | None, operators: tuple[str, ...]) -> Snapshot:
+        aggregates = await self._compute(publication, window, operators)
+        return await self._in_thread(partial(self._encode_window, publication, window, aggregates))
+
+    def _encode_window(self, publication: Publication, window: Window | None, aggregates: tuple[WindowAggregate, ...]) -> Snapshot:
+        good, snapshot = publication.good, publication.snapshot
+        newest = replace(good, columns={key: column for key, column in good.columns.items() if key.window is None})
+        metrics = build_metrics(
+            newest,
+            now=snapshot.made_at,
+            stale_seconds=self._timing.stale_seconds,
+            window=window or self._timing.window,
+            aggregates=aggregates,
+            withheld=snapshot.withheld,
+        )
+        return encode_snapshot(metrics, made_at=snapshot.made_at, withheld=snapshot.withheld)
+
+    async def _aggregate(self, publication: Publication, choice: Choice) -> tuple[list[WindowAggregate], list[NotHeld]]:
+        if not choice.windows and not choice.statistics:
+            return list(publication.aggregates), []
+        operators = tuple(each for each in choice.statistics or _USUAL if each != LATEST)
+        aggregates: list[WindowAggregate] = []
+        not_held: list[NotHeld] = []
+        for window in choice.windows or (None,):
+            wanted = _find_wanted(publication.good, window, operators)
+            if not wanted:
+                continue
+            try:
+                computed = await self._compute(publication, window, operators)
+            except HistoryError as error:
+                not_held.append(NotHeld("" if window is None else str(window), str(error)))
+            else:
+                aggregates += [each for each in computed if (each.metric_type, each.operator) in wanted]
+        return aggregates, not_held
+
+    async def _compute(self, publication: Publication, window: Window | None, operators: tuple[str, ...]) -> tuple[WindowAggregate, ...]:
+        if self._memory is None:
+            raise WindowNotHeldError("no history is kept: LOAD_WATCHER_HISTORY is off; only the published values are there")
+        if publication.windows_end_at is None:
+            raise WindowNotHeldError("no sample is held yet; ask again after the first refreshes")
+        return await self._memory.compute_window(window, operators, publication.good.nodes, end_at=publication.windows_end_at)
+
+
+def _find_wanted(good: LastGood, window: Window | None, operators: tuple[str, ...]) -> set[tuple[str, str]]:
+    """Find the types and statistics that the source did not average itself over *window*; over any, where that is ``None``."""
+    of_source = {
+        (key.metric_type, key.operator) for key in good.columns if key.window is not None and (window is None or key.window == window)
+    }
+    types = {key.metric_type for key in good.columns if key.window is None}
+    return {(metric_type, operator) for metric_type in types for operator in operators} - of_source
