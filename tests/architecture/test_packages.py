@@ -1,4 +1,4 @@
-"""Promises about the packages themselves: what importing costs, what is public, that texts and manifests say what is true."""
+"""Promises about the packages themselves: what importing costs, what is public, that texts say what is true."""
 
 import json
 import re
@@ -11,7 +11,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-import yaml
 
 import trimaran_client
 
@@ -90,15 +89,6 @@ def test_the_schema_refuses_what_the_go_client_would(broken: dict[str, Any]) -> 
     jsonschema.validate(good, schema())
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(good | broken, schema())
-
-
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "k8s").rglob("*.yaml")) + sorted((ROOT / "docs").rglob("*.yaml")), ids=lambda path: path.name
-)
-def test_manifests_parse(path: Path) -> None:
-    documents = list(yaml.safe_load_all(path.read_text()))
-    assert documents
-    assert all("kind" in document for document in documents)
 
 
 def test_extras_and_base_dependencies_are_those_promised() -> None:
