@@ -1,4 +1,4 @@
-"""Fixtures of the end-to-end tests: one control plane, six loaded nodes and one load watcher for the whole run."""
+"""Fixtures of the end-to-end tests: one control plane, six loaded nodes and one load watcher for the whole run; one more to break."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest_asyncio
 import yaml
 
 from tests.e2e.binaries import Binaries, build_all
-from tests.e2e.cluster import Cluster, running_cluster
+from tests.e2e.cluster import Cluster
+from tests.e2e.control_plane import running_cluster
 from tests.e2e.nodes import LOADED_NODES
 from tests.e2e.requirements import skip_or_fail
 from tests.e2e.service import Service, on_cluster, running_load_watcher
@@ -34,6 +35,13 @@ def binaries(request: pytest.FixtureRequest) -> Binaries:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cluster(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     async with running_cluster(binaries, tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def breakable_cluster(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    """A cluster without metrics-server, whose API server a test may stop or hang, if it has it running again at its end."""
+    async with running_cluster(binaries, tmp_path_factory.mktemp("breakable-cluster"), with_metrics=False) as running:
         yield running
 
 

@@ -36,10 +36,11 @@ class Authority:
         # Without a host name trustme writes an empty list of names and marks it critical, which Go refuses.
         return self._write(user, self._ca.issue_cert("localhost", common_name=user, organization_name=group or None))
 
-    def make_client_context(self, identity: KeyPair) -> ssl.SSLContext:
-        """Return a context that trusts this authority and presents *identity*."""
+    def make_client_context(self, identity: KeyPair | None = None) -> ssl.SSLContext:
+        """Return a context that trusts this authority and presents *identity*, if any."""
         context = ssl.create_default_context(cafile=self.certificate)
-        context.load_cert_chain(identity.certificate, identity.key)
+        if identity is not None:
+            context.load_cert_chain(identity.certificate, identity.key)
         return context
 
     def _write(self, name: str, leaf: trustme.LeafCert) -> KeyPair:
@@ -49,15 +50,19 @@ class Authority:
         return pair
 
 
-def write_kubeconfig(path: Path, *, server: str, authority: Authority, identity: KeyPair) -> Path:
-    """Write a kubeconfig for *server* that presents *identity*, and return its path; JSON is YAML too."""
+def write_kubeconfig(path: Path, *, server: str, authority: Authority, identity: KeyPair | str) -> Path:
+    """Write a kubeconfig for *server* that presents *identity*, a certificate or a bearer token, and return its path; JSON is YAML too."""
+    if isinstance(identity, str):
+        user = {"token": identity}
+    else:
+        user = {"client-certificate": str(identity.certificate), "client-key": str(identity.key)}
     document = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "e2e",
         "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": "e2e"}}],
         "clusters": [{"name": "e2e", "cluster": {"server": server, "certificate-authority": str(authority.certificate)}}],
-        "users": [{"name": "e2e", "user": {"client-certificate": str(identity.certificate), "client-key": str(identity.key)}}],
+        "users": [{"name": "e2e", "user": user}],
     }
     path.write_text(json.dumps(document, indent=2))
     return path

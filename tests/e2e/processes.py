@@ -8,8 +8,8 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 STOP_SECONDS = 10.0
@@ -34,17 +34,33 @@ class ProcessFailedError(Exception):
 
 class ManagedProcess:
     """
-    A running child process.
+    A child process, which can be stopped and started again; running_process(...) makes one.
 
     Attributes:
         name: What messages call it.
-        log_path: Its output, standard error included.
+        log_path: Its output over all its starts, standard error included.
     """
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log_path: Path) -> None:
+    def __init__(self, name: str, command: Sequence[str], *, folder: Path, settings: Mapping[str, str], grace_seconds: float) -> None:
         self.name = name
-        self.log_path = log_path
-        self._process = process
+        self.log_path = folder / f"{name}.log"
+        self._command = command
+        self._environment = make_environment(settings)
+        self._grace_seconds = grace_seconds
+        self._process: asyncio.subprocess.Process
+
+    async def start(self) -> None:
+        """Start the command, again if it has ended."""
+        with self.log_path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-ISc", _LAUNCHER, *self._command),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=asyncio.subprocess.STDOUT,
+                cwd=self.log_path.parent,
+                env=self._environment,
+                start_new_session=True,
+            )
 
     @property
     def log(self) -> str:
@@ -69,15 +85,30 @@ class ManagedProcess:
         """Send a signal, such as SIGSTOP to make a server hang."""
         self._process.send_signal(number)
 
-    async def stop(self, *, grace_seconds: float = STOP_SECONDS) -> int:
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Let the process do nothing for the time of the context; its connections stay open."""
+        self.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.send_signal(signal.SIGCONT)
+
+    async def kill(self) -> None:
+        """End the whole group at once by SIGKILL, as a crash would."""
+        if self._process.returncode is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+
+    async def stop(self) -> int:
         """Send SIGTERM, after the grace SIGKILL to the whole group, and return the exit code (negative: the signal)."""
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
             try:
-                async with asyncio.timeout(grace_seconds):
+                async with asyncio.timeout(self._grace_seconds):
                     await self._process.wait()
             except TimeoutError:
-                os.killpg(self._process.pid, signal.SIGKILL)
+                await self.kill()
         return await self._process.wait()
 
 
@@ -100,22 +131,13 @@ async def running_process(
         settings: Environment variables, beside those of make_environment.
         grace_seconds: Time from SIGTERM to SIGKILL at the end.
     """
-    log_path = folder / f"{name}.log"
-    with log_path.open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-ISc", _LAUNCHER, *map(str, command)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=asyncio.subprocess.STDOUT,
-            cwd=folder,
-            env=make_environment(settings or {}),
-            start_new_session=True,
-        )
-    managed = ManagedProcess(name, process, log_path)
+    process = ManagedProcess(name, [str(part) for part in command], folder=folder, settings=settings or {}, grace_seconds=grace_seconds)
+    process.log_path.unlink(missing_ok=True)  # of an earlier process of that name
+    await process.start()
     try:
-        yield managed
+        yield process
     finally:
-        await managed.stop(grace_seconds=grace_seconds)
+        await process.stop()
 
 
 def make_environment(settings: Mapping[str, str]) -> dict[str, str]:
