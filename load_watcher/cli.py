@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import errno
 import os
+import resource
 import signal
 import sys
 import textwrap
@@ -21,19 +23,15 @@ import structlog
 from aiohttp import web
 
 import load_watcher
-from load_watcher.clock import Clock, SystemClock
+from load_watcher.clock import SystemClock
 from load_watcher.doctor import run_doctor
 from load_watcher.errors import LoadWatcherError, SettingsError
 from load_watcher.export import FORMATS, export_history
-from load_watcher.history.memory import Memory
-from load_watcher.history.store import Retention
-from load_watcher.providers.registry import choose_provider, create_provider, list_provider_names
+from load_watcher.providers.registry import choose_provider, list_provider_names
 from load_watcher.samples import Window
 from load_watcher.server.app import create_app
 from load_watcher.settings import BindAddress, Settings, list_variables, load_settings
-from load_watcher.telemetry import Telemetry
-from load_watcher.timing import Timing
-from load_watcher.watcher import Watcher
+from load_watcher.wiring import make_memory, make_watcher
 from trimaran_client.ops import configure_logging
 
 # Schedulers ask every 30 s over one connection; closing it in between would cost each of them a new one, and a race with the close.
@@ -53,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _export(arguments)
     if arguments.command == "doctor":
         configure_logging("critical")
-        return run_doctor(clock=SystemClock(), as_json=arguments.output == "json", make_memory=_make_memory)
+        return run_doctor(clock=SystemClock(), as_json=arguments.output == "json", make_memory=make_memory)
     try:
         settings, warnings = load_settings(list_provider_names())
     except SettingsError as error:
@@ -104,18 +102,14 @@ async def _serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     choice = choose_provider(settings)
-    clock = SystemClock()
-    timing = Timing(
-        refresh_seconds=settings.refresh_seconds,
-        fetch_timeout_seconds=settings.fetch_timeout_seconds,
-        stale_seconds=settings.stale_seconds,
-        expired_seconds=settings.expired_seconds,
+    runner = web.AppRunner(
+        create_app(make_watcher(settings, choice.name, SystemClock())),
+        access_log=None,
+        keepalive_timeout=_KEEP_ALIVE_SECONDS,
+        shutdown_timeout=_SHUTDOWN_SECONDS,
+        handler_cancellation=True,  # a client that waits for a snapshot may go away
     )
-    telemetry = Telemetry(clock, version=load_watcher.__version__)
-    provider = create_provider(choice.name, settings)
-    memory = _make_memory(settings, provider.name, clock)
-    watcher = Watcher(provider, memory=memory, timing=timing, limits=settings.quality_limits, clock=clock, telemetry=telemetry)
-    runner = web.AppRunner(create_app(watcher), access_log=None, keepalive_timeout=_KEEP_ALIVE_SECONDS, shutdown_timeout=_SHUTDOWN_SECONDS)
+    _allow_connections()
     try:
         await runner.setup()
         await _listen(runner, settings.bind)
@@ -132,16 +126,11 @@ async def _serve(settings: Settings) -> None:
         last_resort.start()
 
 
-def _make_memory(settings: Settings, source: str, clock: Clock) -> Memory | None:
-    if settings.history == "off":
-        return None
-    path = None if settings.history == "memory" else Path(settings.history).expanduser()
-    retention = Retention(
-        sample_seconds=settings.history_hours * 3600,
-        average_seconds=settings.history_days * 86400,
-        max_bytes=int(settings.history_megabytes * 2**20),
-    )
-    return Memory(source=source, clock=clock, step_seconds=settings.refresh_seconds, path=path, retention=retention)
+def _allow_connections() -> None:
+    """Allow as many connections as this process may have: the usual soft limit of 1,024 files is for programs that use select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS says unlimited, and allows less
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _listen(runner: web.AppRunner, bind: BindAddress) -> None:
@@ -198,6 +187,7 @@ def _make_epilog() -> str:
         "  GET /watcher             metrics of all nodes; ?host=NODE for one",
         "  GET /watcher/health      200 if the provider could answer now",
         "                           ?window=30m and ?statistic=P90,MAX for other windows and statistics",
+        "  GET /api/v1/snapshot     the same in columns; ?windows=5m,15m&statistics=AVG,P90, and ?wait=30 for the next one",
         "  GET /api/v1/nodes        every node with its state; /api/v1/nodes/NODE/history its past",
         "  GET /api/v1/status       how the service does",
         "  GET /livez  GET /readyz  the process makes progress; the snapshot is fresh enough",

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from load_watcher.server.api import get_node_history, get_nodes, get_quality, get_status
 from load_watcher.server.handlers import WATCHER, clean_path, count_requests, get_health, get_watcher
+from load_watcher.server.snapshots import get_snapshot, release_waiting
 from load_watcher.watcher import Watcher
 from trimaran_client import ops
 
@@ -17,8 +18,10 @@ def create_app(watcher: Watcher) -> web.Application:
     app = web.Application(middlewares=[count_requests, ops.error_middleware, clean_path])
     app[WATCHER] = watcher
     app.cleanup_ctx.append(_run_watcher)
+    app.on_shutdown.append(release_waiting)
     app.router.add_get("/watcher", get_watcher)
     app.router.add_get("/watcher/health", get_health)
+    app.router.add_get("/api/v1/snapshot", get_snapshot)
     app.router.add_get("/api/v1/nodes", get_nodes)
     app.router.add_get("/api/v1/nodes/{node}/history", get_node_history)
     app.router.add_get("/api/v1/status", get_status)

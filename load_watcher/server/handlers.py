@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Mapping
 from typing import Final
 
 from aiohttp import web
@@ -13,6 +14,7 @@ from load_watcher.publication import Publication
 from load_watcher.server.errors import from_history, no_snapshot, provider_unhealthy, unknown_node, withheld_node
 from load_watcher.server.negotiation import has_match, prefers_gzip
 from load_watcher.server.parameters import parse_operators, parse_window
+from load_watcher.snapshot import Encoded, Reply
 from load_watcher.watcher import Watcher
 
 WATCHER: Final = web.AppKey("watcher", Watcher)
@@ -46,22 +48,28 @@ async def get_watcher(request: web.Request) -> web.Response:
             snapshot = await watcher.renderer.render_window(publication, parse_window(request), parse_operators(request))
         except HistoryError as error:
             raise from_history(error) from error
-    headers = {"Vary": "Accept-Encoding"}
     node = request.query.get("host", "")
-    if node:
-        reply = snapshot.cut_host(node)
-        if reply is None:
-            raise withheld_node(node, snapshot.withheld[node]) if node in snapshot.withheld else unknown_node(node)
-    elif prefers_gzip(",".join(request.headers.getall("Accept-Encoding", ()))):
-        reply = snapshot.compressed
-        headers["Content-Encoding"] = "gzip"
-    else:
-        reply = snapshot.identity
-    headers["ETag"] = reply.etag
+    if not node:
+        return answer_reply(request, *choose_encoding(request, snapshot))
+    reply = snapshot.cut_host(node)
+    if reply is None:
+        raise withheld_node(node, snapshot.withheld[node]) if node in snapshot.withheld else unknown_node(node)
+    return answer_reply(request, reply, {})
+
+
+def choose_encoding(request: web.Request, encoded: Encoded) -> tuple[Reply, dict[str, str]]:
+    """Choose the form of a reply that the client wants, and the header that says which."""
+    if prefers_gzip(",".join(request.headers.getall("Accept-Encoding", ()))):
+        return encoded.compressed, {"Content-Encoding": "gzip"}
+    return encoded.identity, {}
+
+
+def answer_reply(request: web.Request, reply: Reply, headers: Mapping[str, str]) -> web.Response:
+    """Answer a reply, or 304 without a body if the client has it already; *headers* go with the body."""
+    tagged = {"Vary": "Accept-Encoding", "ETag": reply.etag}
     if has_match(request.if_none_match, reply.etag):
-        headers.pop("Content-Encoding", None)
-        return web.Response(status=304, headers=headers)
-    return web.Response(body=reply.body, content_type="application/json", headers=headers)
+        return web.Response(status=304, headers=tagged)
+    return web.Response(body=reply.body, content_type="application/json", headers={**tagged, **headers})
 
 
 async def get_health(request: web.Request) -> web.Response:

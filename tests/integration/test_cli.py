@@ -1,5 +1,6 @@
 """The command as a process: how it starts, what it says when it cannot, and how it ends."""
 
+import http.client
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -257,3 +259,22 @@ def test_importing_the_package_does_nothing() -> None:
     code = "import sys; before = set(sys.modules); import load_watcher; print(*sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == ["__future__", "load_watcher"]
+
+
+def test_a_client_that_waits_for_a_snapshot_is_answered_when_it_stops(start: Start, recording: Path) -> None:
+    """Held for a minute, it would be cut off without an answer when the time for stopping is over."""
+    slow = {"LOAD_WATCHER_REFRESH_SECONDS": "3600", "LOAD_WATCHER_STALE_SECONDS": "7200", "LOAD_WATCHER_EXPIRED_SECONDS": "9999"}
+    process = start(**replay(recording), **slow)
+    address = urllib.parse.urlsplit(process.wait_for("listening")["url"])
+    fetch(f"{address.geturl()}/api/v1/snapshot")
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=DEADLINE_SECONDS)
+    with closing(connection):
+        connection.request("GET", "/api/v1/snapshot")
+        first = connection.getresponse()
+        first.read()
+        connection.request("GET", "/api/v1/snapshot?wait=60", headers={"If-None-Match": first.headers["ETag"]})
+        # One connection is served in order: what is asked on another afterwards finds this one waiting.
+        fetch(f"{address.geturl()}/api/v1/status")
+        process.popen.send_signal(signal.SIGTERM)
+        assert connection.getresponse().status == 304
+    assert process.popen.wait(DEADLINE_SECONDS) == 0
