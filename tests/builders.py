@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from trimaran_client import LoadSnapshot, Node, Pod
 from trimaran_client.wire import Data, Metric, NodeMetrics, ResourceQuantities, WatcherMetrics, WireWindow
 
 NOW = 1_700_000_000.0
+_UIDS = itertools.count()
 
 
 def make_pod(*, cpu_request: object = None, cpu_limit: object = None, node_name: str = "", scheduled_at: str = "", **manifest: Any) -> Pod:
@@ -24,7 +26,12 @@ def make_pod(*, cpu_request: object = None, cpu_limit: object = None, node_name:
     spec: dict[str, Any] = {"containers": [{"name": "c", "resources": resources}], "nodeName": node_name} | manifest.pop("spec", {})
     condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": scheduled_at}
     return Pod.from_manifest(
-        {"metadata": {"name": "p"}, "spec": spec, "status": {"conditions": [condition] if scheduled_at else []}} | manifest
+        {
+            "metadata": {"name": "p", "uid": f"uid-{next(_UIDS)}"},
+            "spec": spec,
+            "status": {"conditions": [condition] if scheduled_at else []},
+        }
+        | manifest
     )
 
 

@@ -1,44 +1,417 @@
-"""Pods that are bound to a node but whose usage the metrics do not show yet."""
+"""
+Pods that hold a place on a node, and those of them whose usage the metrics do not show yet: the pods in flight.
+
+A pod counts from the moment it is bound (or meant for a node) although nothing has measured it; without that, every pod of a burst would
+see the same idle node. Fed by a watch (``update``, ``remove``) or by calls (``assign``, ``assume``, ``forget``). No watch, no I/O and no
+clock here: the time is an argument.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
 
-from trimaran_client.resources import Pod
+import numpy as np
 
-# How often the metrics agents report; a pod bound this long before the window's end is in the metrics
-# (scheduler-plugins, targetloadpacking/handler.go).
-METRICS_AGENT_REPORTING_SECONDS = 60
+from trimaran_client.node_table import FrozenNodeTable, NodeTable
+from trimaran_client.prediction import UsagePrediction
+from trimaran_client.resources import CPU, MEMORY, Pod
+from trimaran_client.units import FloatArray, IntArray, Quantity, freeze
+
+State = Literal["bound", "nominated", "assumed"]
+AmountOf = Callable[[Pod, str], Quantity]
+
+HOLD_ANNOTATION: Final = "trimaran.io/hold-seconds"
+# Pulling an image and starting up: until then a measurement of the node shows little of the pod.
+DEFAULT_HOLD_SECONDS: Final = 30.0
+# Longer than the usual window of 15 minutes and a hold time: by then an average has all of the pod.
+DEFAULT_BOUND_SECONDS: Final = 1200.0
+# A binding takes well under a second; one that waits for a volume is told by status.nominatedNodeName.
+DEFAULT_ASSUME_SECONDS: Final = 30.0
+_LONGEST_HOLD_SECONDS: Final = 86400.0
+# Policies with other arguments predict otherwise; each prediction is one more column to keep.
+_MOST_PREDICTIONS: Final = 16
+_FIRST_SLOTS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class AssignedPod:
-    """A pod and the moment, Unix seconds, when it was seen bound to ``pod.node_name``."""
+    """
+    A pod on a node that the metrics may not show yet.
+
+    Args:
+        pod: The pod.
+        node: Where it is, or is meant to be.
+        assigned_at: Since when, Unix seconds: its PodScheduled time where it has one.
+        hold_seconds: How long it is taken to need until its usage can be measured.
+        state: ``bound``; ``nominated`` by a scheduler that still waits for something; or ``assumed`` by a caller.
+    """
 
     pod: Pod
+    node: str
     assigned_at: float
+    hold_seconds: float = 0.0
+    state: State = "bound"
+
+    @property
+    def started_at(self) -> float:
+        """Answer from when on its usage can be measured, Unix seconds; infinite while it is not bound."""
+        return self.assigned_at + self.hold_seconds if self.state == "bound" else math.inf
 
 
-def assigned_pods(pods: Iterable[Pod]) -> tuple[AssignedPod, ...]:
+class _Held(NamedTuple):
+    """What a pod adds to the totals of its node: requests and limits of each resource in turn, base units."""
+
+    node: str
+    state: State
+    amounts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PodsView:
     """
-    Select the pods that hold a place and say when they got it: their PodScheduled time decides.
+    All pods that hold a place, at one moment; nothing in it ever changes.
 
-    A pod that has ended, is not bound, or does not say since when, is left out: the metrics show it, or nobody knows.
+    Args:
+        resources: The resources whose totals are kept.
+        totals: Node → requests and limits of each resource in turn, base units (millicores, else whole units); a node without pods is not
+            there.
+        in_flight: Pods that the metrics may not show yet.
+        node_rows: The row in ``totals`` of each of these, shape (pods,).
+        assigned_at: Since when each is there, Unix seconds, shape (pods,).
+        started_at: From when on each can be measured, shape (pods,); infinite = not bound.
     """
-    return tuple(
-        AssignedPod(pod, pod.scheduled_at) for pod in pods if pod.node_name and not pod.is_terminal and not math.isnan(pod.scheduled_at)
-    )
+
+    resources: tuple[str, ...]
+    totals: FrozenNodeTable
+    in_flight: tuple[AssignedPod, ...]
+    node_rows: IntArray
+    assigned_at: FloatArray
+    started_at: FloatArray
+    _usages: dict[UsagePrediction, FloatArray] = field(repr=False)
+    _owner: AssignedPods = field(repr=False)
+    _version: int = 0
+
+    def usage(self, prediction: UsagePrediction) -> FloatArray:
+        """Answer what each pod in flight is predicted to use, base units, shape (pods,)."""
+        known = self._usages.get(prediction)
+        if known is None:
+            known = np.array([prediction.predict(each.pod) for each in self.in_flight], dtype=np.float64)
+            freeze(known)
+            self._usages[prediction] = known
+            self._owner._learn(prediction, known, self._version)  # noqa: SLF001 - the two are one: a frozen and a changing face
+        return known
+
+    def total_columns(self, resource: str) -> tuple[FloatArray, FloatArray] | None:
+        """Answer requests and limits of a resource by row of ``totals``, base units; ``None`` where they are not kept."""
+        if resource not in self.resources:
+            return None
+        column = 2 * self.resources.index(resource)
+        return self.totals.values[column], self.totals.values[column + 1]
 
 
-def is_unreported(assigned_at: float, window_end_at: float) -> bool:
+class AssignedPods:
     """
-    Tell whether a pod assigned then is missing from metrics that end there, by the rule of the Go plugin.
+    Keep the pods that hold a place, and which of them are in flight.
 
-    Both instants are cut to whole seconds first, so a pod seen 59.5 s before the end counts as 60 s before and is in the metrics.
+    A pod counts once, however often and by whom it is told of; its UID decides, or namespace and name where it has none. A pod in flight
+    leaves when it ends, or after the bound; within it, how much of it still counts is for the policy to say, by what the metrics cover.
 
-    >>> is_unreported(1000.5, 1060.0), is_unreported(1001.0, 1060.0), is_unreported(1061.0, 1060.0)
-    (False, True, True)
+    Args:
+        hold_seconds: How long a pod is taken to need until its usage can be measured; the annotation ``trimaran.io/hold-seconds`` of a pod
+            has the last word, and a bad value there is ignored.
+        bound_seconds: After that, counted from the end of the hold time, a bound pod is no longer in flight.
+        assume_seconds: How long an assumption stands that no binding follows.
+        resources: Whose totals are kept for each node.
+        requested_of: What a pod requests of a resource; by default the Kubernetes rule. For LowRiskOverCommitment to sum as the Go plugin
+            does, take both of :mod:`trimaran_client.policies.upstream_pods`.
+        limited_of: What a pod is limited to.
     """
-    return math.floor(window_end_at) - math.floor(assigned_at) < METRICS_AGENT_REPORTING_SECONDS
+
+    def __init__(
+        self,
+        *,
+        hold_seconds: float = DEFAULT_HOLD_SECONDS,
+        bound_seconds: float = DEFAULT_BOUND_SECONDS,
+        assume_seconds: float = DEFAULT_ASSUME_SECONDS,
+        resources: tuple[str, ...] = (CPU, MEMORY),
+        requested_of: AmountOf = Pod.requested,
+        limited_of: AmountOf = Pod.limited,
+    ) -> None:
+        for name, value in (("hold_seconds", hold_seconds), ("bound_seconds", bound_seconds), ("assume_seconds", assume_seconds)):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} is {value!r}; give a finite number of at least 0")
+        self._hold_seconds = hold_seconds
+        self._bound_seconds = bound_seconds
+        self._assume_seconds = assume_seconds
+        self._resources = resources
+        self._amount_rules = (requested_of, limited_of)
+        self._held: dict[str, _Held] = {}
+        self._counts: dict[str, int] = {}
+        self._sums: dict[str, list[int]] = {}
+        self._totals = NodeTable(2 * len(resources), fill=0.0)
+        self._slots = _Slots()
+        self._version = 0
+        self._view: PodsView | None = None
+
+    @classmethod
+    def of(cls, pods: Iterable[Pod], *, now: float, resources: tuple[str, ...] = (CPU, MEMORY)) -> AssignedPods:
+        """Take all pods of a cluster as they are now."""
+        assigned = cls(resources=resources)
+        for pod in pods:
+            assigned.update(pod, now=now)
+        return assigned
+
+    def __len__(self) -> int:
+        """Answer how many pods hold a place."""
+        return len(self._held)
+
+    @property
+    def in_flight_count(self) -> int:
+        """Answer how many pods are in flight."""
+        return len(self._slots)
+
+    def update(self, pod: Pod, *, now: float) -> None:
+        """
+        Take a pod as a watch tells it: bound, nominated, pending or ended.
+
+        A pod counts from its PodScheduled time on, else from its creation; one that says neither has been there for long.
+
+        Args:
+            pod: Its newest state.
+            now: Unix seconds.
+        """
+        if pod.is_terminal:
+            self.remove(pod.key)
+        elif pod.node_name:
+            since = pod.created_at if math.isnan(pod.scheduled_at) else pod.scheduled_at
+            self._hold(pod, pod.node_name, "bound", since, now)
+        elif pod.nominated_node_name:
+            self._hold(pod, pod.nominated_node_name, "nominated", now, now)
+        elif (known := self._held.get(pod.key)) is not None and known.state != "assumed":
+            self.remove(pod.key)
+
+    def assign(self, pod: Pod, node: str | None = None, *, at: float) -> None:
+        """
+        Say that a pod was placed; for a scheduler that is not Kubernetes.
+
+        Args:
+            pod: The pod.
+            node: Where; by default what the pod says.
+            at: When, Unix seconds.
+
+        Raises:
+            ValueError: If neither says where.
+        """
+        where = node or pod.node_name
+        if not where:
+            raise ValueError(f"pod {pod.namespace}/{pod.name} is on no node; give the node")
+        self._hold(pod, where, "bound", at, at)
+
+    def assume(self, pod: Pod, node: str, *, now: float) -> None:
+        """
+        Count a pod that was decided on and is not bound yet.
+
+        It counts at once, becomes an ordinary pod when its binding is told, and is forgotten if none follows in time. A pod that is known
+        to be bound stays where it is.
+        """
+        known = self._held.get(pod.key)
+        if known is None or known.state != "bound":
+            self._hold(pod, node, "assumed", now, now)
+
+    def forget(self, pod: Pod | str) -> None:
+        """Take back a pod, or the one of a key (:attr:`Pod.key`): it ended, or was not bound after all; unknown ones are no error."""
+        self.remove(pod if isinstance(pod, str) else pod.key)
+
+    def remove(self, key: str) -> None:
+        """Drop the pod of a key at once, if it is there."""
+        held = self._held.pop(key, None)
+        if held is None:
+            return
+        self._version += 1
+        self._add_to_totals(held, -1)
+        self._slots.discard(key)
+
+    def expire(self, now: float) -> None:
+        """Drop assumptions that no binding followed, and from the pods in flight those past their bound."""
+        for key, is_assumed in self._slots.take_expired(now):
+            self._version += 1
+            if is_assumed:
+                self.remove(key)
+
+    def view(self, now: float) -> PodsView:
+        """Answer the pods as they are at *now*; the same view while nothing changes."""
+        self.expire(now)
+        if self._view is None or self._view._version != self._version:  # noqa: SLF001
+            frozen = self._slots.freeze()
+            self._view = PodsView(
+                resources=self._resources,
+                totals=self._totals.freeze(),
+                in_flight=frozen.entries,
+                node_rows=frozen.node_rows,
+                assigned_at=frozen.assigned_at,
+                started_at=frozen.started_at,
+                _usages=frozen.usages,
+                _owner=self,
+                _version=self._version,
+            )
+        return self._view
+
+    def _learn(self, prediction: UsagePrediction, usage: FloatArray, version: int) -> None:
+        if version == self._version:
+            self._slots.learn(prediction, usage)
+
+    def _hold(self, pod: Pod, node: str, state: State, since: float, now: float) -> None:
+        key = pod.key
+        held = _Held(node, state, self._amounts(pod))
+        known = self._held.get(key)
+        slot = self._slots.get(key)
+        if known == held and (slot is None or state != "bound" or slot.assigned_at == since):
+            return  # told again
+        self._held[key] = held
+        self._add_to_totals(held, 1)
+        if known is not None:
+            self._add_to_totals(known, -1)
+        self._version += 1
+        entry = AssignedPod(pod, node, since, self._hold_of(pod), state)
+        ends_at = now + self._assume_seconds if state == "assumed" else since + entry.hold_seconds + self._bound_seconds
+        if known is not None and known.node == node and known.state == state and slot is None:
+            return  # it left the pods in flight already; only its resources changed
+        if ends_at > now:
+            self._slots.put(key, entry, self._totals.row_of(node), ends_at)
+        else:
+            self._slots.discard(key)
+
+    def _hold_of(self, pod: Pod) -> float:
+        try:
+            seconds = float(pod.annotations[HOLD_ANNOTATION])
+        except (KeyError, ValueError):
+            return self._hold_seconds
+        return seconds if 0 <= seconds <= _LONGEST_HOLD_SECONDS else self._hold_seconds
+
+    def _amounts(self, pod: Pod) -> tuple[int, ...]:
+        return tuple(
+            quantity.milli if resource == CPU else quantity.value
+            for resource in self._resources
+            for quantity in (rule(pod, resource) for rule in self._amount_rules)
+        )
+
+    def _add_to_totals(self, held: _Held, sign: int) -> None:
+        count = self._counts.get(held.node, 0) + sign
+        if not count:
+            del self._counts[held.node], self._sums[held.node]
+            self._totals.discard(held.node)
+            return
+        self._counts[held.node] = count
+        # Summed as whole numbers: a float would not come back to what it was after a huge amount has gone.
+        sums = self._sums.setdefault(held.node, [0] * len(held.amounts))
+        for column, amount in enumerate(held.amounts):
+            sums[column] += sign * amount
+            self._totals.write(held.node, column, float(sums[column]))
+
+
+class _FrozenSlots(NamedTuple):
+    entries: tuple[AssignedPod, ...]
+    node_rows: IntArray
+    assigned_at: FloatArray
+    started_at: FloatArray
+    usages: dict[UsagePrediction, FloatArray]
+
+
+class _Slots:
+    """The pods in flight in dense columns; a removed one's place is taken by the last, and what was frozen is copied before a write."""
+
+    def __init__(self) -> None:
+        self._slot_of: dict[str, int] = {}
+        self._keys: list[str] = []
+        self._entries: list[AssignedPod] = []
+        self._times = np.full((3, _FIRST_SLOTS), math.nan)  # assigned, started, ends
+        self._node_rows = np.full(_FIRST_SLOTS, -1)
+        self._usages: dict[UsagePrediction, FloatArray] = {}
+        self._is_shared = False
+        self._next_end_at = math.inf
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: str) -> AssignedPod | None:
+        slot = self._slot_of.get(key)
+        return None if slot is None else self._entries[slot]
+
+    def put(self, key: str, entry: AssignedPod, node_row: int, ends_at: float) -> None:
+        self._own()
+        slot = self._slot_of.get(key)
+        if slot is None:
+            slot = self._slot_of[key] = len(self._entries)
+            self._keys.append(key)
+            self._entries.append(entry)
+            if slot == len(self._node_rows):
+                self._grow()
+        self._entries[slot] = entry
+        self._node_rows[slot] = node_row
+        self._times[:, slot] = entry.assigned_at, entry.started_at, ends_at
+        for prediction, usage in self._usages.items():
+            usage[slot] = prediction.predict(entry.pod)
+        self._next_end_at = min(self._next_end_at, ends_at)
+
+    def discard(self, key: str) -> None:
+        slot = self._slot_of.pop(key, None)
+        if slot is None:
+            return
+        self._own()
+        last = len(self._entries) - 1
+        last_key, last_entry = self._keys.pop(), self._entries.pop()
+        if slot != last:
+            self._slot_of[last_key], self._keys[slot], self._entries[slot] = slot, last_key, last_entry
+            self._times[:, slot] = self._times[:, last]
+            self._node_rows[slot] = self._node_rows[last]
+            for usage in self._usages.values():
+                usage[slot] = usage[last]
+
+    def take_expired(self, now: float) -> list[tuple[str, bool]]:
+        """Remove those whose end has come; answer their keys, and whether each was only assumed."""
+        if now < self._next_end_at:
+            return []
+        slots = np.flatnonzero(self._times[2, : len(self)] <= now).tolist()
+        expired = [(self._keys[slot], self._entries[slot].state == "assumed") for slot in slots]
+        for key, _ in expired:
+            self.discard(key)
+        self._next_end_at = float(self._times[2, : len(self)].min(initial=math.inf))
+        return expired
+
+    def learn(self, prediction: UsagePrediction, usage: FloatArray) -> None:
+        while len(self._usages) >= _MOST_PREDICTIONS:
+            del self._usages[next(iter(self._usages))]
+        column = np.full(len(self._node_rows), math.nan)
+        column[: len(usage)] = usage
+        self._usages[prediction] = column
+
+    def freeze(self) -> _FrozenSlots:
+        """Answer everything as it is now."""
+        self._is_shared = True
+        count = len(self)
+        frozen = _FrozenSlots(
+            entries=tuple(self._entries),
+            node_rows=self._node_rows[:count],
+            assigned_at=self._times[0, :count],
+            started_at=self._times[1, :count],
+            usages={prediction: usage[:count] for prediction, usage in self._usages.items()},
+        )
+        for column in (frozen.node_rows, frozen.assigned_at, frozen.started_at, *frozen.usages.values()):
+            freeze(column)
+        return frozen
+
+    def _grow(self) -> None:
+        self._times = np.concatenate([self._times, np.full_like(self._times, math.nan)], axis=1)
+        self._node_rows = np.concatenate([self._node_rows, np.full_like(self._node_rows, -1)])
+        for prediction, usage in self._usages.items():
+            self._usages[prediction] = np.concatenate([usage, np.full_like(usage, math.nan)])
+
+    def _own(self) -> None:
+        if self._is_shared:
+            self._times, self._node_rows = self._times.copy(), self._node_rows.copy()
+            for prediction, usage in self._usages.items():
+                self._usages[prediction] = usage.copy()
+            self._is_shared = False

@@ -19,7 +19,8 @@ from rich.text import Text
 from trimaran_client.errors import ManifestError, SnapshotDecodeError, TrimaranError
 from trimaran_client.fetch import WatcherClient
 from trimaran_client.policies.base import NodeColumns, Scores
-from trimaran_client.policies.target_load_packing import DEFAULT_TARGET_PERCENT, TargetLoadPacking, TargetLoadPackingArgs, UtilizationTerms
+from trimaran_client.policies.target_load_packing import TargetLoadPacking, TargetLoadPackingArgs
+from trimaran_client.policies.targets import DEFAULT_TARGET_PERCENT, UtilizationTerms
 from trimaran_client.resources import Node, Pod, manifest_items
 from trimaran_client.scorer import build_columns
 from trimaran_client.snapshot import LoadSnapshot
@@ -186,7 +187,7 @@ def _report(policy: TargetLoadPacking, pod: Pod, columns: NodeColumns, scores: S
         policy=policy.name,
         preset=policy.args.preset,
         target_percent=policy.args.target_percent,
-        pod_millicores=terms.pod_millicores,
+        pod_millicores=terms.pod_amount,
         source=columns.snapshot.source,
         nodes=nodes,
     )

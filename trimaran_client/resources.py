@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -21,6 +21,8 @@ CPU: Final = "cpu"
 MEMORY: Final = "memory"
 
 _TERMINAL_PHASES = ("Succeeded", "Failed")
+# What users tell us of a pod or a namespace, in labels and annotations.
+OWN_PREFIX: Final = "trimaran.io/"
 
 Amounts = Mapping[str, Quantity]
 
@@ -40,8 +42,25 @@ class Pod:
     """
     What scoring needs of a pod.
 
-    ``node_name`` is empty until the pod is bound; ``scheduled_at`` is when its PodScheduled condition became true, Unix seconds, NaN if
-    unknown; ``pod_level`` are the resources of ``spec.resources``, ``None`` where absent.
+    Args:
+        name: Its name.
+        namespace: Its namespace.
+        uid: Its UID; empty for a pod that no API server has seen.
+        containers: The containers.
+        init_containers: The init containers, in their order.
+        pod_level: The resources of ``spec.resources``; ``None`` where absent.
+        overhead: What its runtime class adds.
+        node_name: Where it is bound; empty until then.
+        nominated_node_name: Where the scheduler means to put it, while it waits for that.
+        scheduled_at: When its PodScheduled condition became true, Unix seconds; NaN = unknown.
+        created_at: When it was created, Unix seconds; NaN = unknown.
+        is_terminal: Whether it has ended.
+        is_deleting: Whether its deletion was asked for.
+        scheduler_name: Who is to place it.
+        priority_class: The name of its priority class.
+        is_daemon: Whether a DaemonSet owns it.
+        labels: Its labels that begin with ``trimaran.io/``.
+        annotations: Its annotations that do.
     """
 
     name: str = ""
@@ -52,8 +71,21 @@ class Pod:
     pod_level: Container | None = None
     overhead: Amounts = field(default_factory=dict)
     node_name: str = ""
+    nominated_node_name: str = ""
     scheduled_at: float = math.nan
+    created_at: float = math.nan
     is_terminal: bool = False
+    is_deleting: bool = False
+    scheduler_name: str = ""
+    priority_class: str = ""
+    is_daemon: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Answer what identifies the pod: its UID, else its namespace and name."""
+        return self.uid or f"{self.namespace}/{self.name}"
 
     @classmethod
     def from_manifest(cls, manifest: object) -> Pod:
@@ -66,7 +98,9 @@ class Pod:
         top = _mapping(manifest, "pod")
         template = _mapping(_mapping(top.get("spec"), "spec").get("template"), "spec.template")
         if template:
-            top = {"metadata": top.get("metadata"), "spec": template.get("spec")}
+            own = _mapping(template.get("metadata"), "spec.template.metadata")
+            named = {key: value for key, value in _mapping(top.get("metadata"), "metadata").items() if key in ("name", "namespace")}
+            top = {"metadata": {**own, **named}, "spec": template.get("spec")}
         elif top.get("kind") not in (None, "Pod"):
             raise ManifestError(
                 f"kind {reprlib.repr(top['kind'])} is not a pod and has no pod template; give a Pod or, for example, a Deployment"
@@ -84,8 +118,16 @@ class Pod:
             pod_level=_container({"resources": pod_level}, "spec") if pod_level else None,
             overhead=_amounts(spec.get("overhead"), "spec.overhead"),
             node_name=_text(spec.get("nodeName"), "spec.nodeName"),
+            nominated_node_name=_text(status.get("nominatedNodeName"), "status.nominatedNodeName"),
             scheduled_at=_scheduled_at(status),
-            is_terminal=status.get("phase") in _TERMINAL_PHASES,
+            created_at=parse_instant(metadata.get("creationTimestamp")),
+            is_terminal=is_terminal_phase(status.get("phase")),
+            is_deleting=metadata.get("deletionTimestamp") is not None,
+            scheduler_name=_text(spec.get("schedulerName"), "spec.schedulerName"),
+            priority_class=_text(spec.get("priorityClassName"), "spec.priorityClassName"),
+            is_daemon=_is_daemon(metadata.get("ownerReferences")),
+            labels=own_entries(metadata.get("labels")),
+            annotations=own_entries(metadata.get("annotations")),
         )
 
     def total(self, amount_of: Callable[[Container], Quantity], resource: str) -> Quantity:
@@ -168,15 +210,6 @@ def manifest_items(document: object) -> list[object]:
     raise ManifestError(f"a manifest is a mapping or a list of them, as `kubectl get -o yaml` prints it, not {_kind(document)}")
 
 
-def sum_over_pods(pods: Iterable[Pod], resource: str, amount_of: Callable[[Pod, str], Quantity]) -> dict[str, Quantity]:
-    """Sum an amount of the pods that hold a place: node name → total; terminal and unbound pods hold none."""
-    totals: dict[str, Quantity] = {}
-    for pod in pods:
-        if pod.node_name and not pod.is_terminal:
-            totals[pod.node_name] = totals.get(pod.node_name, ZERO) + amount_of(pod, resource)
-    return totals
-
-
 def _containers(spec: Mapping[str, object], key: str) -> tuple[Container, ...]:
     listed = spec.get(key)
     if listed is None:
@@ -211,12 +244,34 @@ def _scheduled_at(status: Mapping[str, object]) -> float:
     conditions = status.get("conditions")
     for condition in conditions if isinstance(conditions, list) else []:
         if isinstance(condition, Mapping) and condition.get("type") == "PodScheduled" and condition.get("status") == "True":
-            at = condition.get("lastTransitionTime")
-            try:  # a YAML reader makes a datetime of an unquoted time
-                return at.timestamp() if isinstance(at, datetime) else datetime.fromisoformat(str(at)).timestamp()
-            except (ValueError, OverflowError):
-                return math.nan
+            return parse_instant(condition.get("lastTransitionTime"))
     return math.nan
+
+
+def parse_instant(value: object) -> float:
+    """Read a time as the API prints it, or as a YAML reader made of it, Unix seconds; NaN where it cannot be read."""
+    try:
+        moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+        return moment.timestamp()
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def is_terminal_phase(phase: object) -> bool:
+    """Tell whether a pod in this phase has ended."""
+    return phase in _TERMINAL_PHASES
+
+
+def own_entries(value: object) -> dict[str, str]:
+    """Take out the labels or annotations that are ours; whatever else is there, or is no text, is left."""
+    if not isinstance(value, Mapping):
+        return {}
+    return {key: entry for key, entry in value.items() if isinstance(key, str) and key.startswith(OWN_PREFIX) and isinstance(entry, str)}
+
+
+def _is_daemon(owners: object) -> bool:
+    listed = owners if isinstance(owners, list) else []
+    return any(isinstance(owner, Mapping) and owner.get("kind") == "DaemonSet" for owner in listed)
 
 
 def _mapping(value: object, path: str) -> Mapping[str, object]:

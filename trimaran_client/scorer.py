@@ -1,100 +1,174 @@
 """
 From a snapshot, pods and candidates to the scores of one decision.
 
-The one place where measured load, what is known of pods, and a policy meet; no formulas and no I/O.
+The one place where measured load, what is known of pods and nodes, and a policy meet; no formulas and no I/O.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from trimaran_client.assigned import assigned_pods
-from trimaran_client.policies.base import NodeColumns, ResourceColumns, Scores, ScoringPolicy, full_column
-from trimaran_client.resources import CPU, MEMORY, Node, Pod, sum_over_pods
-from trimaran_client.snapshot import LoadSnapshot, Unit, take_rows
-from trimaran_client.units import ZERO, FloatArray, Quantity
+from trimaran_client.assigned import AssignedPods
+from trimaran_client.capacities import NodeCapacities
+from trimaran_client.explain import Explanation, explain_columns
+from trimaran_client.policies.base import NEUTRAL_NODE_SCORE, NodeColumns, Reason, Scores, ScoringPolicy
+from trimaran_client.resources import CPU, MEMORY, Node, Pod
+from trimaran_client.snapshot import LoadSnapshot, SnapshotSource
+from trimaran_client.units import IntArray
+
+logger = logging.getLogger(__name__)
+
+# A scheduler scores against the newest snapshot and pods; the ones before them are not asked again.
+_MOST_ALIGNMENTS = 8
+_RESOURCES = (CPU, MEMORY)
 
 
 class Scorer:
-    """Score nodes by one policy; holds nothing between calls."""
+    """
+    Score nodes by one policy.
+
+    Args:
+        policy: How to score.
+
+    Attributes:
+        policy: The policy.
+        failures: How often the policy raised; every candidate then gets the neutral score, with the reason ``policy_failed``.
+        last_error: What it raised last.
+    """
 
     def __init__(self, policy: ScoringPolicy) -> None:
         self.policy = policy
+        self.failures = 0
+        self.last_error: Exception | None = None
+        self._alignments = Alignments()
 
     def score_nodes(
         self,
         pod: Pod,
-        snapshot: LoadSnapshot,
+        load: LoadSnapshot | SnapshotSource,
         *,
         now: float,
         nodes: Sequence[Node | str] | None = None,
-        pods: Iterable[Pod] | None = None,
+        pods: AssignedPods | Iterable[Pod] | None = None,
+        capacities: NodeCapacities | None = None,
     ) -> Scores:
         """
-        Score the candidate nodes for a pod.
+        Score the candidate nodes for a pod; never waits for anything, and never raises.
 
         Args:
             pod: The pod to place.
-            snapshot: The measured load.
+            load: The measured load, or whatever holds the newest of it.
             now: The present, Unix seconds; ages follow from it.
-            nodes: The candidates, as manifests (whose capacity counts) or names (then the snapshot's); by default all of the snapshot.
-            pods: All pods of the cluster, for what they request and for those whose usage is not measured yet; ``None`` = not known.
+            nodes: The candidates, as manifests (whose capacity counts) or names; by default all of the snapshot.
+            pods: The pods that hold a place, for what they request and for those whose usage is not measured yet: a cache that is kept up
+                to date, or all pods of the cluster; ``None`` = not known.
+            capacities: What nodes have, for candidates that are mere names; without it, and for names that it lacks, the snapshot says it.
 
         Returns:
             Scores in the order of the candidates.
         """
-        return self.policy.score_nodes(pod, build_columns(snapshot, now=now, nodes=nodes, pods=pods))
+        return self.score_columns(pod, self.columns(load, now=now, nodes=nodes, pods=pods, capacities=capacities))
+
+    def score_columns(self, pod: Pod, columns: NodeColumns) -> Scores:
+        """Score the candidates of columns that were gathered before, so that they can be explained as they were."""
+        try:
+            return self.policy.score_nodes(pod, columns)
+        except Exception as error:  # a policy can be anyone's code, and a scheduler must go on
+            self.failures += 1
+            if repr(error) != repr(self.last_error):
+                logger.exception(
+                    "policy %s failed on pod %s/%s; every node gets the neutral score", self.policy.name, pod.namespace, pod.name
+                )
+            self.last_error = error
+            count = len(columns.names)
+            values = np.full(count, NEUTRAL_NODE_SCORE, dtype=np.int64)
+            return Scores(columns.names, values, np.full(count, Reason.POLICY_FAILED, dtype=np.int64))
+
+    def explain(
+        self,
+        pod: Pod,
+        load: LoadSnapshot | SnapshotSource,
+        *,
+        now: float,
+        nodes: Sequence[Node | str] | None = None,
+        pods: AssignedPods | Iterable[Pod] | None = None,
+        capacities: NodeCapacities | None = None,
+        only: Sequence[str] | None = None,
+    ) -> Explanation:
+        """
+        Tell why each candidate has its score; the arguments are those of :meth:`score_nodes`, *only* names the nodes to tell of.
+
+        Returns:
+            The scores again, with the arithmetic behind them.
+        """
+        columns = self.columns(load, now=now, nodes=nodes, pods=pods, capacities=capacities)
+        return explain_columns(self.policy, pod, columns, self.score_columns(pod, columns), only=only)
+
+    def columns(
+        self,
+        load: LoadSnapshot | SnapshotSource,
+        *,
+        now: float,
+        nodes: Sequence[Node | str] | None = None,
+        pods: AssignedPods | Iterable[Pod] | None = None,
+        capacities: NodeCapacities | None = None,
+    ) -> NodeColumns:
+        """Gather what is known of the candidates, frozen; the arguments are those of :meth:`score_nodes`."""
+        return build_columns(
+            load, now=now, nodes=nodes, pods=pods, capacities=capacities, resources=self.policy.resources, alignments=self._alignments
+        )
+
+
+class Alignments:
+    """Find the rows of names in tables, and remember the last few: a scheduler asks for the same names against the same table again."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[object, object, IntArray]] = {}
+
+    def align(self, names: tuple[str, ...], rows: Mapping[str, int]) -> IntArray:
+        """Answer the row of each name, shape (names,); -1 where it has none. Neither argument may change afterwards."""
+        key = (id(names), id(rows))
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _MOST_ALIGNMENTS:
+                self._known = {}
+            found = np.fromiter((rows.get(name, -1) for name in names), dtype=np.int64, count=len(names))
+            known = self._known[key] = (names, rows, found)  # both are held, so that no other object gets their identity
+        return known[2]
 
 
 def build_columns(
-    snapshot: LoadSnapshot,
+    load: LoadSnapshot | SnapshotSource,
     *,
     now: float,
     nodes: Sequence[Node | str] | None = None,
-    pods: Iterable[Pod] | None = None,
+    pods: AssignedPods | Iterable[Pod] | None = None,
+    capacities: NodeCapacities | None = None,
+    resources: tuple[str, ...] = _RESOURCES,
+    alignments: Alignments | None = None,
 ) -> NodeColumns:
     """Gather what is known of the candidates into columns; the arguments are those of :meth:`Scorer.score_nodes`."""
-    candidates: Sequence[Node | str] = snapshot.nodes if nodes is None else nodes
-    names = tuple(node if isinstance(node, str) else node.name for node in candidates)
-    rows = snapshot.rows_of(names)
-    known_pods = None if pods is None else tuple(pods)
+    align = (alignments or Alignments()).align
+    snapshot = load.snapshot
+    names = snapshot.nodes if nodes is None else tuple(node if isinstance(node, str) else node.name for node in nodes)
+    manifests = [] if nodes is None else [node for node in nodes if not isinstance(node, str)]
+    if manifests:
+        capacities = NodeCapacities.of(manifests, resources)
+    if pods is not None and not isinstance(pods, AssignedPods):
+        pods = AssignedPods.of(pods, now=now, resources=resources)
+    pods_view = None if pods is None else pods.view(now)
+    capacities_view = None if capacities is None else capacities.view()
+    nowhere = np.empty(0, dtype=np.int64)
     return NodeColumns(
         names=names,
         snapshot=snapshot,
-        rows=rows,
-        age_seconds=np.maximum(now - take_rows(snapshot.sampled_at, rows), 0.0),
-        cpu=_resource_columns(CPU, "milli", candidates, snapshot.millicores_of(rows), known_pods),
-        memory=_resource_columns(MEMORY, "value", candidates, snapshot.bytes_of(rows), known_pods),
-        assigned=() if known_pods is None else assigned_pods(known_pods),
+        now=now,
+        rows=None if nodes is None else align(names, snapshot.rows),
+        pods=pods_view,
+        pod_rows=nowhere if pods_view is None else align(names, pods_view.totals.rows),
+        capacities=capacities_view,
+        capacity_rows=nowhere if capacities_view is None else align(names, capacities_view.table.rows),
     )
-
-
-def _resource_columns(
-    resource: str,
-    unit: Unit,
-    candidates: Sequence[Node | str],
-    served: tuple[FloatArray, FloatArray],
-    pods: Sequence[Pod] | None,
-) -> ResourceColumns:
-    """Take capacity and allocatable from the manifests of the candidates, else from the snapshot; sum what the pods on them hold."""
-    capacity, allocatable = served
-    for row, node in enumerate(candidates):
-        if not isinstance(node, str):
-            capacity[row] = _amount(node.capacity.get(resource), unit)
-            allocatable[row] = _amount(node.allocatable.get(resource), unit)
-    if pods is None:
-        unknown = full_column(len(candidates))
-        return ResourceColumns(capacity, allocatable, unknown, unknown)
-    names = [node if isinstance(node, str) else node.name for node in candidates]
-    requested, limited = (
-        np.array([_amount(totals.get(name, ZERO), unit) for name in names])
-        for totals in (sum_over_pods(pods, resource, Pod.requested), sum_over_pods(pods, resource, Pod.limited))
-    )
-    return ResourceColumns(capacity, allocatable, requested, limited)
-
-
-def _amount(quantity: Quantity | None, unit: Unit) -> float:
-    return math.nan if quantity is None else float(getattr(quantity, unit))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -33,7 +33,11 @@ class CapacityColumns:
 
 
 class MetricKey(NamedTuple):
-    """What a metric is: its type (``CPU``), operator (``AVG``), window (``15m``; empty for an instant) and unit (empty: percent, or not said)."""
+    """
+    What a metric is: its type (``CPU``), operator (``AVG``), window (``15m``) and unit.
+
+    An instant has no window; without a unit it is percent of capacity, or not said.
+    """
 
     type: str
     operator: str
@@ -101,6 +105,7 @@ class LoadSnapshot:
         nodes: The node names, in reply order.
         sampled_at: When each node was measured, Unix seconds, shape (nodes,); NaN = unknown, or never. A reply of the Go load-watcher
             says it for all nodes at once: the window's end.
+        sample_seconds: Over how long each node's newest sample was measured, shape (nodes,); NaN = unknown.
         capacity: What each node has; unknown where the reply does not say it.
         allocatable: What each node offers to pods; likewise.
         statuses: What the load watcher says of each node, ``""`` where it says nothing.
@@ -112,6 +117,7 @@ class LoadSnapshot:
     window_end_at: float
     nodes: tuple[str, ...]
     sampled_at: FloatArray
+    sample_seconds: FloatArray
     capacity: CapacityColumns
     allocatable: CapacityColumns
     statuses: tuple[str, ...]
@@ -164,12 +170,18 @@ class LoadSnapshot:
                     for node, measured in zip(listed, has_metrics, strict=True)
                 ]
             ),
+            sample_seconds=_frozen([float(span) if isinstance(span := node.sample_seconds, int | float) else math.nan for node in listed]),
             capacity=_capacity_columns([node.capacity for node in listed]),
             allocatable=_capacity_columns([node.allocatable for node in listed]),
             statuses=tuple(node.status or "" for node in listed),
             metrics=_metric_table(listed),
             rows={name: row for row, name in enumerate(nodes)},
         )
+
+    @property
+    def snapshot(self) -> LoadSnapshot:
+        """Answer itself: a snapshot is a source that never has a newer one."""
+        return self
 
     def column(self, metric_type: str, operators: tuple[str, ...], *, pick: Pick = "last") -> FloatArray:
         """
@@ -195,7 +207,7 @@ class LoadSnapshot:
             order = chosen if selector.pick == "last" else chosen[::-1]
             positions = np.full(len(self.nodes), -1)
             positions[table.rows[order]] = order  # of repeated rows the last assignment stands
-            known = Selection(take_rows(table.values, positions), _take_codes(table.keys, positions), positions)
+            known = Selection(take_rows(table.values, positions), take_codes(table.keys, positions), positions)
             for column in (known.values, known.keys, known.positions):
                 freeze(column)
             self._selections[selector] = known
@@ -209,17 +221,24 @@ class LoadSnapshot:
         """List the operators under which the reply has metrics of a type."""
         return tuple(dict.fromkeys(key.operator for key in self.keys_of(metric_type)))
 
-    def millicores_of(self, rows: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Gather CPU capacity and allocatable at *rows*; NaN = unknown."""
-        return take_rows(self.capacity.millicores, rows), take_rows(self.allocatable.millicores, rows)
-
-    def bytes_of(self, rows: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Gather memory capacity and allocatable at *rows*; NaN = unknown."""
-        return take_rows(self.capacity.bytes, rows), take_rows(self.allocatable.bytes, rows)
+    def capacity_of(self, resource: str) -> tuple[FloatArray | None, FloatArray | None]:
+        """Answer capacity and allocatable of ``cpu`` (millicores) or ``memory`` (bytes), shape (nodes,), NaN = unknown; else ``None``."""
+        if resource == "cpu":
+            return self.capacity.millicores, self.allocatable.millicores
+        return (self.capacity.bytes, self.allocatable.bytes) if resource == "memory" else (None, None)
 
     def rows_of(self, names: Sequence[str]) -> IntArray:
         """Answer the row of each name, shape (names,); -1 where the snapshot does not have it."""
         return np.fromiter((self.rows.get(name, -1) for name in names), dtype=np.int64, count=len(names))
+
+
+class SnapshotSource(Protocol):
+    """Whatever holds the newest snapshot: a snapshot itself, a feed that follows a load watcher, or one in this process."""
+
+    @property
+    def snapshot(self) -> LoadSnapshot:
+        """Answer the last good snapshot, at once; one that knows nothing before the first."""
+        ...
 
 
 def take_rows(column: FloatArray, rows: IntArray) -> FloatArray:
@@ -229,7 +248,8 @@ def take_rows(column: FloatArray, rows: IntArray) -> FloatArray:
     return np.where(rows >= 0, column[rows], math.nan)
 
 
-def _take_codes(column: IntArray, positions: IntArray) -> IntArray:
+def take_codes(column: IntArray, positions: IntArray) -> IntArray:
+    """Gather *column* at *positions*; -1 where a position is -1."""
     return np.where(positions >= 0, column[positions], -1) if len(column) else np.full(len(positions), -1)
 
 

@@ -7,17 +7,15 @@ Rules: those of :mod:`tests.conformance.plugins`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-
-import numpy as np
 
 from tests.conformance.cases import Case, Outcome, is_close
-from tests.conformance.plugins import READING_RULES, Answer, PluginSuite
-from trimaran_client import Pod
-from trimaran_client.policies.base import NodeColumns, ResourceColumns
+from tests.conformance.plugins import READING_RULES, Answer, PluginSuite, case_nodes
+from trimaran_client import Node, Pod
+from trimaran_client.assigned import AssignedPods
+from trimaran_client.policies.base import NodeColumns
 from trimaran_client.policies.low_risk_over_commitment import LowRiskOverCommitment, RiskTerms
 from trimaran_client.policies.upstream_pods import upstream_limited, upstream_requested
-from trimaran_client.units import Quantity
+from trimaran_client.scorer import build_columns
 
 RULES = READING_RULES
 _SHOWN = ("alloc_threshold", "alloc_prob", "risk_limit", "risk_load", "risk")
@@ -30,12 +28,11 @@ def run(case: Case) -> Outcome:
 
 def _compute(policy: LowRiskOverCommitment, case: Case, columns: NodeColumns) -> Answer:
     pod = Pod.from_manifest(case["pod"])
-    others = [Pod.from_manifest(each) for each in case.get("node_pods") or ()]
-    columns = dataclasses.replace(
-        columns,
-        cpu=_with_pods(columns.cpu, others, "cpu", lambda quantity: quantity.milli),
-        memory=_with_pods(columns.memory, others, "memory", lambda quantity: quantity.value),
-    )
+    pods = AssignedPods(requested_of=upstream_requested, limited_of=upstream_limited)
+    for index, each in enumerate(case.get("node_pods") or ()):
+        pods.assign(dataclasses.replace(Pod.from_manifest(each), uid=str(index)), columns.names[0], at=0.0)
+    nodes = [Node.from_manifest(node) for node in case_nodes(case)]
+    columns = build_columns(columns.snapshot, now=0.0, nodes=nodes, pods=pods)
     cpu, memory = policy.compute_terms(pod, columns)
     answer: Answer = {"score": int(policy.score_nodes(pod, columns).values[0]), "pod": {}, "node": {}}
     for name, terms in (("cpu", cpu), ("memory", memory)):
@@ -47,11 +44,6 @@ def _compute(policy: LowRiskOverCommitment, case: Case, columns: NodeColumns) ->
         }
         answer[name] = _shown(terms)
     return answer | {"rank": 1.0 - max(answer["cpu"]["risk"], answer["memory"]["risk"])}
-
-
-def _with_pods(columns: ResourceColumns, pods: list[Pod], resource: str, amount: Callable[[Quantity], int]) -> ResourceColumns:
-    requested, limited = (float(sum(amount(total(pod, resource)) for pod in pods)) for total in (upstream_requested, upstream_limited))
-    return dataclasses.replace(columns, requested=np.array([requested]), limited=np.array([limited]))
 
 
 def _shown(terms: RiskTerms) -> dict[str, float]:

@@ -14,11 +14,12 @@ import math
 import numpy as np
 
 from tests.conformance.cases import Case, Outcome
-from tests.conformance.plugins import READING_RULES, Answer, PluginSuite
-from trimaran_client import Pod, TargetLoadPacking
-from trimaran_client.assigned import AssignedPod
+from tests.conformance.plugins import READING_RULES, Answer, PluginSuite, case_nodes
+from trimaran_client import Node, Pod, TargetLoadPacking
+from trimaran_client.assigned import AssignedPods
 from trimaran_client.policies.base import NodeColumns
 from trimaran_client.policies.go_numbers import parse_go_float
+from trimaran_client.scorer import build_columns
 
 RULES = (*READING_RULES, "rejects_invalid_arguments")
 _COMPARED = ("score", "pod_millis", "missing_millis", "util_millis", "capacity_millis", "predicted")
@@ -31,14 +32,17 @@ def run(case: Case) -> Outcome:
 
 def _compute(policy: TargetLoadPacking, case: Case, columns: NodeColumns) -> Answer:
     pod = Pod.from_manifest(case["pod"])
-    assigned = tuple(AssignedPod(Pod.from_manifest(each["pod"]), each["seen_at"]) for each in case.get("assigned") or ())
-    columns = dataclasses.replace(columns, assigned=assigned)
+    pods = AssignedPods(hold_seconds=0.0, bound_seconds=1e18)
+    for index, each in enumerate(case.get("assigned") or ()):
+        pod_there = dataclasses.replace(Pod.from_manifest(each["pod"]), uid=str(index))
+        pods.assign(pod_there, at=each["seen_at"])
+    columns = build_columns(columns.snapshot, now=0.0, nodes=[Node.from_manifest(node) for node in case_nodes(case)], pods=pods)
     terms = policy.compute_terms(pod, columns)
-    answer: Answer = {"score": int(policy.score_nodes(pod, columns).values[0]), "pod_millis": terms.pod_millicores}
+    answer: Answer = {"score": int(policy.score_nodes(pod, columns).values[0]), "pod_millis": terms.pod_amount}
     if terms.is_measured[0]:
         answer |= {
-            "missing_millis": float(terms.unreported_millicores[0]),
-            "util_millis": float(terms.measured_millicores[0]),
+            "missing_millis": float(terms.in_flight_amount[0]),
+            "util_millis": float(terms.measured_amount[0]),
             "capacity_millis": float(np.nan_to_num(columns.cpu.capacity[0])),
             "predicted": float(terms.predicted_percent[0]),
         }

@@ -23,7 +23,7 @@ from trimaran_client import (
     TargetLoadPacking,
     TargetLoadPackingArgs,
 )
-from trimaran_client.policies.target_load_packing import score_utilization
+from trimaran_client.policies.targets import score_utilization
 from trimaran_client.wire import Data, Metric, NodeMetrics, ResourceQuantities, WatcherMetrics, WireWindow
 
 anything = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True), st.floats(0, 100))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 import reprlib
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal, TypeGuard, get_args
 
 from trimaran_client.errors import PolicyArgumentError
+from trimaran_client.snapshot import MetricSelector, Pick
+from trimaran_client.units import parse_span_seconds
 
 Preset = Literal["default", "upstream"]
 Fallback = Literal["allocation", "neutral", "minimum"]
@@ -18,6 +23,39 @@ DEFAULT_MAX_AGE_SECONDS = 300.0
 
 # Whole numbers of Python can be larger.
 LARGEST_NUMBER = sys.float_info.max
+
+
+_STATISTIC = re.compile(r"Latest|AVG|MAX|P[0-9]{1,2}")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricChoice:
+    """
+    Which metric of a resource a policy goes by.
+
+    Args:
+        statistic: ``AVG``, ``Latest``, ``MAX`` or a percentile such as ``P90``; empty for the choice of the policy's upstream.
+        window: Only over this one, such as ``15m``; empty for whatever window is served.
+    """
+
+    statistic: str = ""
+    window: str = ""
+
+    def problems(self, name: str) -> list[str]:
+        """List what is wrong with it; *name* is what its user calls it."""
+        found = []
+        if self.statistic and not _STATISTIC.fullmatch(self.statistic):
+            found.append(f"{name}.statistic is {self.statistic!r}; choose from AVG, Latest, MAX, P50, P90, P95, P99")
+        if self.window and math.isnan(parse_span_seconds(self.window)):
+            found.append(f"{name}.window is {self.window!r}; write a number with s, m, h or d, for example 15m")
+        return found
+
+    def selector(self, metric_type: str, operators: tuple[str, ...], *, pick: Pick = "last") -> MetricSelector:
+        """Make the selector of a metric type; *operators* are those that count where no statistic is chosen."""
+        return MetricSelector(metric_type, (self.statistic,) if self.statistic else operators, self.window, pick)
+
+
+ANY_METRIC = MetricChoice()
 
 
 def number_problems(**values: object) -> list[str]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from trimaran_client.assigned import AssignedPod
-from trimaran_client.resources import Pod
-from trimaran_client.snapshot import LoadSnapshot, Pick, take_rows
+from trimaran_client.assigned import PodsView
+from trimaran_client.capacities import CapacitiesView
+from trimaran_client.prediction import PredictedPart
+from trimaran_client.resources import CPU, MEMORY, Pod
+from trimaran_client.snapshot import LoadSnapshot, MetricSelector, Pick, take_codes, take_rows
 from trimaran_client.units import FloatArray, IntArray, freeze
 
 MIN_NODE_SCORE = 0
@@ -37,6 +40,7 @@ class Reason(enum.IntEnum):
     BEST_EFFORT = 10
     POWER = 11
     NO_MODEL = 12
+    POLICY_FAILED = 13
 
     def __str__(self) -> str:
         return self.name.lower()
@@ -111,6 +115,19 @@ class ResourceColumns:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class NodeSelection:
+    """
+    The metric that counts for each candidate, shape (nodes,); NaN and -1 where none does.
+
+    ``keys`` are indexes into ``snapshot.metrics.key_names``, ``positions`` into the table itself.
+    """
+
+    values: FloatArray
+    keys: IntArray
+    positions: IntArray
+
+
+@dataclass(frozen=True, eq=False)
 class NodeColumns:
     """
     The candidate nodes of one decision in columns; every column has the shape (nodes,).
@@ -118,24 +135,159 @@ class NodeColumns:
     Args:
         names: The candidates, in the order of the answer.
         snapshot: The measured load.
-        rows: The row of each candidate in the snapshot, -1 where it has none.
-        age_seconds: How old each node's measurement is; NaN = unknown.
-        cpu: Millicores.
-        memory: Bytes.
-        assigned: Pods bound to any node, with the time of it.
+        now: The present, Unix seconds.
+        rows: The row of each candidate in the snapshot, -1 where it has none; ``None`` = all of the snapshot, in its order.
+        pods: The pods that hold a place; ``None`` = not known.
+        pod_rows: The row of each candidate in ``pods.totals``, -1 where it has no pods.
+        capacities: What nodes have, where that is known apart from the snapshot.
+        capacity_rows: The row of each candidate there, -1 where it is not known.
     """
 
     names: tuple[str, ...]
     snapshot: LoadSnapshot
-    rows: IntArray
-    age_seconds: FloatArray
-    cpu: ResourceColumns
-    memory: ResourceColumns
-    assigned: Sequence[AssignedPod] = ()
+    now: float
+    rows: IntArray | None = None
+    pods: PodsView | None = None
+    pod_rows: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    capacities: CapacitiesView | None = None
+    capacity_rows: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def metric(self, metric_type: str, operators: tuple[str, ...], *, pick: Pick = "last") -> FloatArray:
         """Select a metric of the candidates, as :meth:`LoadSnapshot.column` does; NaN = absent."""
-        return take_rows(self.snapshot.column(metric_type, operators, pick=pick), self.rows)
+        return self._take(self.snapshot.column(metric_type, operators, pick=pick))
+
+    def select(self, selector: MetricSelector) -> NodeSelection:
+        """Select a metric of the candidates, and tell which one it was."""
+        chosen = self.snapshot.select(selector)
+        if self.rows is None:
+            return NodeSelection(chosen.values, chosen.keys, chosen.positions)
+        return NodeSelection(
+            take_rows(chosen.values, self.rows), take_codes(chosen.keys, self.rows), take_codes(chosen.positions, self.rows)
+        )
+
+    @cached_property
+    def sampled_at(self) -> FloatArray:
+        """Answer when each candidate was measured, Unix seconds; NaN = never, or not known."""
+        return self._take(self.snapshot.sampled_at)
+
+    @cached_property
+    def sample_seconds(self) -> FloatArray:
+        """Answer over how long its newest sample was measured; NaN = not known."""
+        return self._take(self.snapshot.sample_seconds)
+
+    @cached_property
+    def age_seconds(self) -> FloatArray:
+        """Answer how old each candidate's measurement is; NaN = unknown."""
+        return np.maximum(self.now - self.sampled_at, 0.0)
+
+    @property
+    def cpu(self) -> ResourceColumns:
+        """Answer CPU, millicores."""
+        return self.resource(CPU)
+
+    @property
+    def memory(self) -> ResourceColumns:
+        """Answer memory, bytes."""
+        return self.resource(MEMORY)
+
+    def resource(self, name: str) -> ResourceColumns:
+        """Answer what the candidates have of a resource and what their pods hold of it, base units (millicores, else whole units)."""
+        known = self._resources.get(name)
+        if known is None:
+            known = self._resources[name] = ResourceColumns(*self._offered(name), *self._held(name))
+        return known
+
+    @cached_property
+    def candidates_of_pods(self) -> IntArray:
+        """Answer the candidate that each pod in flight is on, shape (pods,); -1 where it is on none of them."""
+        if self.pods is None:
+            return np.empty(0, dtype=np.int64)
+        candidate_of = np.full(self.pods.totals.values.shape[1], -1)
+        there = self.pod_rows >= 0
+        candidate_of[self.pod_rows[there]] = np.flatnonzero(there)
+        return candidate_of[self.pods.node_rows]
+
+    def sum_by_node(self, amounts: FloatArray) -> FloatArray:
+        """Sum a column of the pods in flight, shape (pods,), over the candidates that they are on."""
+        if self.pods is None or not len(amounts):
+            return np.zeros(len(self.names))
+        by_row = np.bincount(self.pods.node_rows, weights=amounts, minlength=self.pods.totals.values.shape[1])
+        return np.where(self.pod_rows >= 0, by_row[self.pod_rows], 0.0)
+
+    @cached_property
+    def _resources(self) -> dict[str, ResourceColumns]:
+        return {}
+
+    def _take(self, column: FloatArray) -> FloatArray:
+        return column if self.rows is None else take_rows(column, self.rows)
+
+    def _offered(self, resource: str) -> tuple[FloatArray, FloatArray]:
+        served = self.snapshot.capacity_of(resource)
+        capacity, allocatable = (full_column(len(self.names)) if column is None else self._take(column) for column in served)
+        kept = None if self.capacities is None else self.capacities.columns(resource)
+        if kept is None:
+            return capacity, allocatable
+        is_kept = self.capacity_rows >= 0
+        return (
+            np.where(is_kept, take_rows(kept[0], self.capacity_rows), capacity),
+            np.where(is_kept, take_rows(kept[1], self.capacity_rows), allocatable),
+        )
+
+    def _held(self, resource: str) -> tuple[FloatArray, FloatArray]:
+        totals = None if self.pods is None else self.pods.total_columns(resource)
+        if totals is None:
+            unknown = full_column(len(self.names))
+            return unknown, unknown
+        has_pods = self.pod_rows >= 0
+        requested, limited = (np.where(has_pods, take_rows(column, self.pod_rows), 0.0) for column in totals)
+        return requested, limited
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MetricUse:
+    """Which metric a policy looked at, for each candidate, under which name of a resource."""
+
+    resource: str
+    selector: MetricSelector
+    selection: NodeSelection
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PodUse:
+    """
+    What the pod, and the pods in flight, are taken to use of a resource.
+
+    Args:
+        resource: Its name.
+        parts: What the pod is taken to use, part by part.
+        amount: The whole of it, base units.
+        in_flight: What each pod in flight is taken to use, base units, shape (pods,).
+        shares: How much of that the metrics do not show yet, 0 to 1, shape (pods,).
+    """
+
+    resource: str
+    parts: tuple[PredictedPart, ...]
+    amount: float
+    in_flight: FloatArray
+    shares: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reasoning:
+    """
+    What a policy computed, for people: made on demand, never for a score.
+
+    Args:
+        metrics: The metrics it looked at.
+        pods: What it took pods to use.
+        terms: Name with its unit → intermediate, in the order of the arithmetic, shape (nodes,) each; NaN = not known, or not used.
+        sentences: How the score of each candidate came about, in plain words and numbers; as many lists as candidates.
+    """
+
+    metrics: tuple[MetricUse, ...]
+    pods: tuple[PodUse, ...]
+    terms: Mapping[str, FloatArray]
+    sentences: Sequence[Sequence[str]]
 
 
 class ScoringPolicy(Protocol):
@@ -150,8 +302,17 @@ class ScoringPolicy(Protocol):
         """Answer the name under which the policy is chosen."""
         ...
 
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """Answer the resources that it needs capacities and totals of, such as ``cpu``."""
+        ...
+
     def score_nodes(self, pod: Pod, nodes: NodeColumns) -> Scores:
         """Score every candidate for *pod*."""
+        ...
+
+    def explain(self, pod: Pod, nodes: NodeColumns) -> Reasoning:
+        """Lay open the arithmetic behind :meth:`score_nodes` for the same inputs."""
         ...
 
 

@@ -15,18 +15,24 @@ import numpy as np
 
 from trimaran_client import wire
 from trimaran_client.policies.arguments import (
+    ANY_METRIC,
     DEFAULT_MAX_AGE_SECONDS,
     Fallback,
+    MetricChoice,
     Preset,
     common_problems,
     number_problems,
     raise_problems,
     upstream_number,
 )
-from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NodeColumns, Reason, ResourceColumns, Scores, to_score
+from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NodeColumns, Reason, Reasoning, Scores, to_score
 from trimaran_client.policies.fallback import score_fallback
+from trimaran_client.policies.in_flight import InFlight, count_in_flight
 from trimaran_client.policies.measured import Measured, fresh, read_measured
+from trimaran_client.policies.targets import make_prediction, prediction_problems
 from trimaran_client.policies.upstream_pods import upstream_requested
+from trimaran_client.policies.wording import tell_terms
+from trimaran_client.prediction import Estimator, PredictionRule, UsagePrediction
 from trimaran_client.resources import CPU, MEMORY, Pod
 from trimaran_client.units import BoolArray, FloatArray, IntArray, round_half_away
 
@@ -44,6 +50,9 @@ class LoadVariationRiskBalancingArgs:
         margin: By how much a deviation weighs, at least 0.
         sensitivity: The root taken of a deviation as a part of capacity, at least 0: above 1 small deviations weigh more; 0 leaves only a
             deviation as large as the node.
+        prediction: What the usage of pods is predicted from, as in :class:`TargetLoadPackingArgs`; a request is taken as it stands.
+        cpu_metric: Which CPU metric counts for the mean; by default the average, else the newest value.
+        memory_metric: The same of memory.
         fallback: How a node without fresh metrics is scored.
         max_age_seconds: Metrics older than this do not count, above 0.
         preset: ``default``, or ``upstream`` to compute as the Go plugin does, which takes any margin and sensitivity.
@@ -54,6 +63,9 @@ class LoadVariationRiskBalancingArgs:
 
     margin: float = 1.0
     sensitivity: float = 1.0
+    prediction: PredictionRule | Estimator = "request_first"
+    cpu_metric: MetricChoice = ANY_METRIC
+    memory_metric: MetricChoice = ANY_METRIC
     fallback: Fallback = "allocation"
     max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS
     preset: Preset = "default"
@@ -64,6 +76,8 @@ class LoadVariationRiskBalancingArgs:
             for name, value in (("margin", self.margin), ("sensitivity", self.sensitivity)):
                 if value < 0:
                     problems.append(f"{name} is {value!r}; give a number of at least 0")
+        problems += prediction_problems("prediction", self.prediction)
+        problems += self.cpu_metric.problems("cpu_metric") + self.memory_metric.problems("memory_metric")
         problems += common_problems(preset=self.preset, fallback=self.fallback, max_age_seconds=self.max_age_seconds)
         raise_problems(_NAME, problems)
 
@@ -91,21 +105,28 @@ class VariationTerms:
 
     capacity: FloatArray
     requested: float
+    in_flight: FloatArray
     used: FloatArray
     deviation: FloatArray
     mu: FloatArray
     sigma: FloatArray
     score: FloatArray
     is_known: BoolArray
+    measured: Measured
+    pods: InFlight
 
 
 class LoadVariationRiskBalancing:
     """Score nodes by the mean and the deviation of their CPU and memory load; the worse of the two counts."""
 
     name = _NAME
+    resources = (CPU, MEMORY)
 
     def __init__(self, args: LoadVariationRiskBalancingArgs | None = None) -> None:
         self.args = args if args is not None else LoadVariationRiskBalancingArgs()
+        self.predictions = tuple(
+            make_prediction(resource, self.args.prediction, default_amount=0, multiplier=1.0) for resource in self.resources
+        )
 
     @classmethod
     def upstream(cls, args: Mapping[str, object] | None = None) -> LoadVariationRiskBalancing:
@@ -115,30 +136,44 @@ class LoadVariationRiskBalancing:
     @np.errstate(all="ignore")
     def compute_terms(self, pod: Pod, nodes: NodeColumns) -> tuple[VariationTerms, VariationTerms]:
         """Compute the terms of CPU and of memory, in this order."""
-        requested = upstream_requested if self.args.preset == "upstream" else Pod.requested
+        cpu, memory = self.predictions
         return (
-            self._resource_terms(read_measured(nodes, wire.CPU), nodes, nodes.cpu, float(requested(pod, CPU).milli), 1.0),
-            self._resource_terms(read_measured(nodes, wire.MEMORY), nodes, nodes.memory, float(requested(pod, MEMORY).value), _MEBI),
+            self._resource_terms(read_measured(nodes, CPU, wire.CPU, self.args.cpu_metric), nodes, cpu, self._requested(pod, cpu), 1.0),
+            self._resource_terms(
+                read_measured(nodes, MEMORY, wire.MEMORY, self.args.memory_metric), nodes, memory, self._requested(pod, memory), _MEBI
+            ),
         )
 
+    def _requested(self, pod: Pod, prediction: UsagePrediction) -> float:
+        if self.args.preset == "default":
+            return float(prediction.predict(pod))
+        quantity = upstream_requested(pod, prediction.resource)
+        return float(quantity.milli if prediction.resource == CPU else quantity.value)
+
     def _resource_terms(
-        self, measured: Measured, nodes: NodeColumns, columns: ResourceColumns, requested: float, unit: float
+        self, measured: Measured, nodes: NodeColumns, prediction: UsagePrediction, requested: float, unit: float
     ) -> VariationTerms:
         is_upstream = self.args.preset == "upstream"
+        columns = nodes.resource(prediction.resource)
         offered = columns.offered_upstream if is_upstream else columns.offered
         capacity = offered * unit
-        used = measured.average_percent * capacity / 100.0
+        pods = count_in_flight(nodes, measured.selection, prediction, counts=not is_upstream)
+        in_flight = pods.amounts * unit
+        used = measured.average_percent * capacity / 100.0 + in_flight
         deviation = measured.deviation_percent * capacity / 100.0
         mu, sigma, score = self._score_risk(used, deviation, requested * unit, capacity)
         return VariationTerms(
             capacity=capacity,
             requested=requested * unit,
+            in_flight=in_flight,
             used=used,
             deviation=deviation,
             mu=mu,
             sigma=sigma,
             score=score,
             is_known=measured.is_known if is_upstream else fresh(nodes, measured, self.args.max_age_seconds),
+            measured=measured,
+            pods=pods,
         )
 
     def _score_risk(
@@ -174,6 +209,30 @@ class LoadVariationRiskBalancing:
         values = np.where(is_known, np.where(capacity_unknown, float(MIN_NODE_SCORE), values), fallback_values)
         reasons = np.where(is_known, np.where(capacity_unknown, Reason.CAPACITY_UNKNOWN, Reason.RISK), fallback_reasons)
         return Scores(nodes.names, to_score(values), reasons)
+
+    def explain(self, pod: Pod, nodes: NodeColumns) -> Reasoning:
+        """Lay open mean, deviation and score of CPU and memory; the smaller score counts."""
+        both = self.compute_terms(pod, nodes)
+        columns: dict[str, FloatArray] = {}
+        for prediction, terms, unit in zip(self.predictions, both, ("millicores", "mebibytes"), strict=True):
+            name = prediction.resource
+            columns |= {
+                f"{name}_capacity_{unit}": terms.capacity,
+                f"{name}_pod_{unit}": np.full(len(nodes.names), terms.requested),
+                f"{name}_in_flight_{unit}": terms.in_flight,
+                f"{name}_used_{unit}": terms.used,
+                f"{name}_deviation_{unit}": terms.deviation,
+                f"{name}_mu_ratio": terms.mu,
+                f"{name}_sigma_ratio": terms.sigma,
+                f"{name}_score": np.where(terms.is_known, terms.score, math.nan),
+            }
+        formula = "mu = (used + pod) / capacity; sigma = deviation / capacity; score = (1 - (mu + sigma) / 2) × 100; the least counts"
+        return Reasoning(
+            metrics=tuple(terms.measured.use for terms in both),
+            pods=tuple(terms.pods.use(prediction, pod) for prediction, terms in zip(self.predictions, both, strict=True)),
+            terms=columns,
+            sentences=tell_terms(columns, formula, len(nodes.names)),
+        )
 
     def _score_fallback(self, cpu: VariationTerms, memory: VariationTerms, nodes: NodeColumns) -> tuple[FloatArray, IntArray]:
         """Take what the pods request for what they use, steadily."""

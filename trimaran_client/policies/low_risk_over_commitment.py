@@ -16,19 +16,24 @@ import numpy as np
 from trimaran_client import wire
 from trimaran_client.errors import PolicyArgumentError
 from trimaran_client.policies.arguments import (
+    ANY_METRIC,
     DEFAULT_MAX_AGE_SECONDS,
     Fallback,
+    MetricChoice,
     Preset,
     common_problems,
     number_problems,
     raise_problems,
     upstream_number,
 )
-from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NodeColumns, Reason, ResourceColumns, Scores, to_score
+from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NodeColumns, Reason, Reasoning, Scores, to_score
 from trimaran_client.policies.beta import beta_cdf, fit_beta
 from trimaran_client.policies.fallback import score_fallback
+from trimaran_client.policies.in_flight import InFlight, count_in_flight
 from trimaran_client.policies.measured import Measured, fresh, read_measured
 from trimaran_client.policies.upstream_pods import upstream_limited, upstream_requested
+from trimaran_client.policies.wording import BASE_UNITS, tell_terms
+from trimaran_client.prediction import UsagePrediction
 from trimaran_client.resources import CPU, MEMORY, Pod
 from trimaran_client.units import BoolArray, FloatArray, IntArray, round_half_away
 
@@ -48,6 +53,8 @@ class LowRiskOverCommitmentArgs:
         smoothing_window: How many samples the source averaged: the deviation grows by its square root, at least 1.
         cpu_risk_limit_weight: How much of the risk of CPU is told by limits, in [0, 1]; the rest by measured load.
         memory_risk_limit_weight: The same of memory.
+        cpu_metric: Which CPU metric counts for the mean; by default the average, else the newest value.
+        memory_metric: The same of memory.
         fallback: How a node without fresh metrics is scored.
         max_age_seconds: Metrics older than this do not count, above 0.
         preset: ``default``, or ``upstream`` to compute as the Go plugin does.
@@ -59,6 +66,8 @@ class LowRiskOverCommitmentArgs:
     smoothing_window: int = DEFAULT_SMOOTHING_WINDOW
     cpu_risk_limit_weight: float = DEFAULT_RISK_LIMIT_WEIGHT
     memory_risk_limit_weight: float = DEFAULT_RISK_LIMIT_WEIGHT
+    cpu_metric: MetricChoice = ANY_METRIC
+    memory_metric: MetricChoice = ANY_METRIC
     fallback: Fallback = "allocation"
     max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS
     preset: Preset = "default"
@@ -79,6 +88,7 @@ class LowRiskOverCommitmentArgs:
         ):
             if not 0 <= weight <= 1:
                 problems.append(f"{name} is {weight!r}; give a number from 0 to 1")
+        problems += self.cpu_metric.problems("cpu_metric") + self.memory_metric.problems("memory_metric")
         problems += common_problems(preset=self.preset, fallback=self.fallback, max_age_seconds=self.max_age_seconds)
         raise_problems(_NAME, problems)
 
@@ -124,12 +134,16 @@ class RiskTerms:
     risk_load: FloatArray
     risk: FloatArray
     is_known: BoolArray
+    measured: Measured
+    pods: InFlight
 
 
 class LowRiskOverCommitment:
     """Score nodes by the risk that their pods use more than was set aside for them; the worse of CPU and memory counts."""
 
     name = _NAME
+    resources = (CPU, MEMORY)
+    predictions = tuple(UsagePrediction(resource=each, rule="request_first", default_amount=0, multiplier=1.0) for each in (CPU, MEMORY))
 
     def __init__(self, args: LowRiskOverCommitmentArgs | None = None) -> None:
         self.args = args if args is not None else LowRiskOverCommitmentArgs()
@@ -144,24 +158,28 @@ class LowRiskOverCommitment:
         """Compute the terms of CPU (millicores) and of memory (bytes), in this order."""
         is_upstream = self.args.preset == "upstream"
         requested, limited = (upstream_requested, upstream_limited) if is_upstream else (Pod.requested, Pod.limited)
-        weights = (self.args.cpu_risk_limit_weight, self.args.memory_risk_limit_weight)
         cpu_pod = (float(requested(pod, CPU).milli), float(limited(pod, CPU).milli))
         memory_pod = (float(requested(pod, MEMORY).value), float(limited(pod, MEMORY).value))
+        args, (cpu, memory) = self.args, self.predictions
         return (
-            self._resource_terms(read_measured(nodes, wire.CPU), nodes, nodes.cpu, cpu_pod, weights[0]),
-            self._resource_terms(read_measured(nodes, wire.MEMORY), nodes, nodes.memory, memory_pod, weights[1]),
+            self._resource_terms(read_measured(nodes, CPU, wire.CPU, args.cpu_metric), nodes, cpu, cpu_pod, args.cpu_risk_limit_weight),
+            self._resource_terms(
+                read_measured(nodes, MEMORY, wire.MEMORY, args.memory_metric), nodes, memory, memory_pod, args.memory_risk_limit_weight
+            ),
         )
 
     def _resource_terms(
-        self, measured: Measured, nodes: NodeColumns, columns: ResourceColumns, pod: tuple[float, float], weight: float
+        self, measured: Measured, nodes: NodeColumns, prediction: UsagePrediction, pod: tuple[float, float], weight: float
     ) -> RiskTerms:
         is_upstream = self.args.preset == "upstream"
+        columns = nodes.resource(prediction.resource)
+        pods = count_in_flight(nodes, measured.selection, prediction, counts=not is_upstream)
         capacity = columns.offered_upstream if is_upstream else columns.offered
         pod_requested, pod_limited = pod
         node_requested = np.minimum(columns.requested + pod_requested, capacity)
         node_limited = columns.limited + pod_limited
         others_requested = np.minimum(columns.requested, capacity)
-        threshold, probability = self._allocation_probability(measured, others_requested, columns.limited, capacity)
+        threshold, probability = self._allocation_probability(measured, pods.amounts, others_requested, columns.limited, capacity)
         overcommitted = (node_limited - capacity) / (node_limited - node_requested)
         risk_limit = np.where(node_limited > capacity, overcommitted, 0.0)
         risk_load = 1.0 - probability
@@ -177,13 +195,15 @@ class LowRiskOverCommitment:
             risk_load=risk_load,
             risk=np.clip(weight * risk_limit + (1.0 - weight) * risk_load, 0.0, 1.0),
             is_known=measured.is_known if is_upstream else fresh(nodes, measured, self.args.max_age_seconds),
+            measured=measured,
+            pods=pods,
         )
 
     def _allocation_probability(
-        self, measured: Measured, others_requested: FloatArray, others_limited: FloatArray, capacity: FloatArray
+        self, measured: Measured, in_flight: FloatArray, others_requested: FloatArray, others_limited: FloatArray, capacity: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Answer the share of the node that the other pods request, and the probability that its load stays within it."""
-        used = np.maximum(np.minimum(measured.average_percent * capacity / 100.0, capacity), 0.0)
+        used = np.maximum(np.minimum(measured.average_percent * capacity / 100.0 + in_flight, capacity), 0.0)
         deviation = np.maximum(np.minimum(measured.deviation_percent * capacity / 100.0, capacity), 0.0)
         # A node without any of the resource has no load, as upstream has it.
         mu, sigma = (np.where(capacity > 0, np.clip(each / capacity, 0.0, 1.0), 0.0) for each in (used, deviation))
@@ -226,6 +246,31 @@ class LowRiskOverCommitment:
             nodes.names,
             to_score(np.where(counts, values, fallback_values)),
             np.where(counts, Reason.RISK, fallback_reasons),
+        )
+
+    def explain(self, pod: Pod, nodes: NodeColumns) -> Reasoning:
+        """Lay open both risks of CPU and memory; the larger one counts."""
+        both = self.compute_terms(pod, nodes)
+        columns: dict[str, FloatArray] = {}
+        for prediction, terms in zip(self.predictions, both, strict=True):
+            name, unit = prediction.resource, BASE_UNITS[prediction.resource]
+            columns |= {
+                f"{name}_measured_percent": np.where(terms.is_known, terms.measured.average_percent, math.nan),
+                f"{name}_deviation_percent": np.where(terms.is_known, terms.measured.deviation_percent, math.nan),
+                f"{name}_in_flight_{unit}": terms.pods.amounts,
+                f"{name}_capacity_{unit}": terms.capacity,
+                f"{name}_node_requested_{unit}": terms.node_requested,
+                f"{name}_node_limited_{unit}": terms.node_limited,
+                f"{name}_risk_limit_ratio": terms.risk_limit,
+                f"{name}_risk_load_ratio": terms.risk_load,
+                f"{name}_risk_ratio": terms.risk,
+            }
+        formula = "risk = weight × risk_limit + (1 - weight) × risk_load; score = (1 - the larger of both risks) × 100"
+        return Reasoning(
+            metrics=tuple(terms.measured.use for terms in both),
+            pods=tuple(terms.pods.use(prediction, pod) for prediction, terms in zip(self.predictions, both, strict=True)),
+            terms=columns,
+            sentences=tell_terms(columns, formula, len(nodes.names)),
         )
 
     def _score_fallback(

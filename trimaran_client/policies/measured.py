@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimaran_client import wire
-from trimaran_client.policies.base import NodeColumns
+from trimaran_client.policies.arguments import ANY_METRIC, MetricChoice
+from trimaran_client.policies.base import MetricUse, NodeColumns, NodeSelection
+from trimaran_client.snapshot import MetricSelector
 from trimaran_client.units import BoolArray, FloatArray
 
 _UNNAMED = ""
@@ -29,19 +31,45 @@ class Measured:
     average_percent: FloatArray
     deviation_percent: FloatArray
     is_known: BoolArray
+    use: MetricUse
+
+    @property
+    def selection(self) -> NodeSelection:
+        """Answer which metric the average is."""
+        return self.use.selection
 
 
-def read_measured(nodes: NodeColumns, metric_type: str) -> Measured:
-    """Take the last ``AVG``, else the last ``Latest`` or unnamed value, and the last ``STD``."""
-    averages = nodes.metric(metric_type, (wire.AVERAGE,))
-    instants = nodes.metric(metric_type, (wire.LATEST, _UNNAMED))
-    deviations = nodes.metric(metric_type, (wire.STANDARD_DEVIATION,))
-    any_of_type = nodes.metric(metric_type, nodes.snapshot.operators_of(metric_type))
-    average = np.where(np.isnan(averages), instants, averages)
+def read_measured(nodes: NodeColumns, resource: str, metric_type: str, choice: MetricChoice) -> Measured:
+    """
+    Take the last ``AVG``, else the last ``Latest`` or unnamed value, and the last ``STD``.
+
+    A *choice* of a statistic takes the place of the first two, one of a window holds for all: without that metric a node has none.
+    """
+    selector = choice.selector(metric_type, (wire.AVERAGE,))
+    average = nodes.select(selector)
+    if not choice.statistic:
+        average = _first_of(average, nodes.select(MetricSelector(metric_type, (wire.LATEST, _UNNAMED))))
+        selector = MetricSelector(metric_type, (wire.AVERAGE, wire.LATEST), choice.window)
+    deviations = nodes.select(MetricSelector(metric_type, (wire.STANDARD_DEVIATION,), choice.window)).values
+    is_known = ~np.isnan(nodes.metric(metric_type, nodes.snapshot.operators_of(metric_type)))
+    if choice != ANY_METRIC:
+        is_known = ~np.isnan(average.values)
     return Measured(
-        average_percent=np.where(np.isnan(average), 0.0, average),
+        average_percent=np.where(np.isnan(average.values), 0.0, average.values),
         deviation_percent=np.where(np.isnan(deviations), 0.0, deviations),
-        is_known=~np.isnan(any_of_type),
+        is_known=is_known,
+        use=MetricUse(resource, selector, average),
+    )
+
+
+def _first_of(one: NodeSelection, other: NodeSelection) -> NodeSelection:
+    absent = np.isnan(one.values)
+    if not absent.any():
+        return one
+    return NodeSelection(
+        np.where(absent, other.values, one.values),
+        np.where(absent, other.keys, one.keys),
+        np.where(absent, other.positions, one.positions),
     )
 
 

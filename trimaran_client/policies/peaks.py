@@ -15,8 +15,31 @@ import numpy as np
 
 from trimaran_client import wire
 from trimaran_client.errors import PolicyArgumentError
-from trimaran_client.policies.arguments import DEFAULT_MAX_AGE_SECONDS, Preset, common_problems, is_number, raise_problems, upstream_number
-from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NEUTRAL_NODE_SCORE, NodeColumns, Reason, Scores, to_score
+from trimaran_client.policies.arguments import (
+    ANY_METRIC,
+    DEFAULT_MAX_AGE_SECONDS,
+    MetricChoice,
+    Preset,
+    common_problems,
+    is_number,
+    raise_problems,
+    upstream_number,
+)
+from trimaran_client.policies.base import (
+    MAX_NODE_SCORE,
+    MIN_NODE_SCORE,
+    NEUTRAL_NODE_SCORE,
+    MetricUse,
+    NodeColumns,
+    Reason,
+    Reasoning,
+    Scores,
+    to_score,
+)
+from trimaran_client.policies.in_flight import InFlight, count_in_flight
+from trimaran_client.policies.targets import make_prediction, prediction_problems
+from trimaran_client.policies.wording import tell_terms
+from trimaran_client.prediction import Estimator, PredictionRule
 from trimaran_client.resources import CPU, Container, Pod
 from trimaran_client.units import ZERO, BoolArray, FloatArray, Quantity
 
@@ -41,6 +64,8 @@ class PeaksArgs:
 
     Args:
         models: Node name → power model, at least one.
+        prediction: What the usage of pods is predicted from, as in :class:`TargetLoadPackingArgs`; a request is taken as it stands.
+        cpu_metric: Which CPU metric counts; by default the first of the average and the newest value, in reply order.
         max_age_seconds: Metrics older than this do not count, above 0.
         preset: ``default``, or ``upstream`` to compute as the Go plugin does.
 
@@ -49,6 +74,8 @@ class PeaksArgs:
     """
 
     models: Mapping[str, PowerModel] = field(default_factory=dict)
+    prediction: PredictionRule | Estimator = "request_first"
+    cpu_metric: MetricChoice = ANY_METRIC
     max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS
     preset: Preset = "default"
 
@@ -59,6 +86,7 @@ class PeaksArgs:
             for name, model in self.models.items()
             if not all(map(is_number, (model.k0, model.k1, model.k2)))
         ]
+        problems += prediction_problems("prediction", self.prediction) + self.cpu_metric.problems("cpu_metric")
         problems += common_problems(preset=self.preset, fallback="minimum", max_age_seconds=self.max_age_seconds)
         raise_problems(_NAME, problems)
 
@@ -93,15 +121,19 @@ class PowerTerms:
     cost_watts: FloatArray
     is_measured: BoolArray
     has_model: BoolArray
+    use: MetricUse
+    pods: InFlight
 
 
 class Peaks:
     """Score nodes by how much power the pod would add, relative to the other candidates."""
 
     name = _NAME
+    resources = (CPU,)
 
     def __init__(self, args: PeaksArgs) -> None:
         self.args = args
+        self.prediction = make_prediction(CPU, args.prediction, default_amount=0, multiplier=1.0)
 
     @classmethod
     def upstream(cls, args: Mapping[str, object]) -> Peaks:
@@ -113,11 +145,15 @@ class Peaks:
         """
         Compute what the pod would add to the power of each node.
 
-        ``cost = k1 * (exp(k2 * predicted) - exp(k2 * measured))``, watts, NaN where the node has no model.
+        ``cost = k1 * (exp(k2 * predicted) - exp(k2 * current))``, watts, NaN where the node has no model; what is current is the
+        measured utilization, by default with the pods in flight.
         """
         is_upstream = self.args.preset == "upstream"
-        pod_millicores = (_upstream_requested(pod) if is_upstream else pod.requested(CPU)).milli
-        measured = nodes.metric(wire.CPU, (wire.AVERAGE, wire.LATEST), pick="first")
+        pod_millicores = _upstream_requested(pod).milli if is_upstream else self.prediction.predict(pod)
+        selector = self.args.cpu_metric.selector(wire.CPU, (wire.AVERAGE, wire.LATEST), pick="first")
+        selection = nodes.select(selector)
+        measured = selection.values
+        pods = count_in_flight(nodes, selection, self.prediction, counts=not is_upstream)
         is_measured = ~np.isnan(measured)
         capacity = np.where(np.isnan(nodes.cpu.capacity), 0.0, nodes.cpu.capacity)
         if not is_upstream:
@@ -127,9 +163,10 @@ class Peaks:
         k1, k2 = (
             np.array([math.nan if model is None else getattr(model, key) for model in models], dtype=np.float64) for key in ("k1", "k2")
         )
-        used = measured / 100.0 * capacity
+        used = measured / 100.0 * capacity + pods.amounts
         predicted = np.where(capacity > 0, 100.0 * (used + float(pod_millicores)) / capacity, 0.0 if is_upstream else math.nan)
-        cost = k1 * (np.exp(k2 * predicted) - np.exp(k2 * measured))
+        current = measured if not pods.usage.size else np.where(pods.amounts > 0, 100.0 * used / capacity, measured)
+        cost = k1 * (np.exp(k2 * predicted) - np.exp(k2 * current))
         return PowerTerms(
             pod_millicores=pod_millicores,
             measured_percent=measured,
@@ -137,6 +174,8 @@ class Peaks:
             cost_watts=cost,
             is_measured=is_measured,
             has_model=has_model,
+            use=MetricUse(CPU, selector, selection),
+            pods=pods,
         )
 
     @np.errstate(all="ignore")
@@ -170,6 +209,24 @@ class Peaks:
             Reason.POWER,
         ).astype(np.int64)
         return Scores(nodes.names, to_score(values), reasons)
+
+    def explain(self, pod: Pod, nodes: NodeColumns) -> Reasoning:
+        """Lay open the utilization and the added power of each node."""
+        terms = self.compute_terms(pod, nodes)
+        columns = {
+            "cpu_measured_percent": terms.measured_percent,
+            "cpu_in_flight_millicores": terms.pods.amounts,
+            "cpu_pod_millicores": np.full(len(nodes.names), float(terms.pod_millicores)),
+            "cpu_predicted_percent": terms.predicted_percent,
+            "added_watts": terms.cost_watts,
+        }
+        formula = "added = k1 × (exp(k2 × predicted) - exp(k2 × current)); score = 100 × (1 - (added - least) / (most - least)), cut"
+        return Reasoning(
+            metrics=(terms.use,),
+            pods=(terms.pods.use(self.prediction, pod),),
+            terms=columns,
+            sentences=tell_terms(columns, formula, len(nodes.names)),
+        )
 
 
 def normalize_upstream(raw: FloatArray) -> FloatArray:

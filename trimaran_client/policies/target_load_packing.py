@@ -1,5 +1,5 @@
 """
-TargetLoadPacking: pack nodes up to a target CPU utilization, then spread.
+TargetLoadPacking: pack nodes up to a target utilization, then spread; of CPU, and by choice of other resources too.
 
 Source: KEP 61; scheduler-plugins at 903da7df, ``pkg/trimaran/targetloadpacking``. The ``upstream`` preset computes as that plugin does,
 bit for bit; each difference of the default preset is a row of ``docs/policies.md``.
@@ -7,30 +7,46 @@ bit for bit; each difference of the default preset is a row of ``docs/policies.m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 
 from trimaran_client import wire
-from trimaran_client.assigned import is_unreported
 from trimaran_client.errors import PolicyArgumentError, QuantityError
-from trimaran_client.policies.arguments import DEFAULT_MAX_AGE_SECONDS, Fallback, Preset, common_problems, number_problems, raise_problems
-from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NodeColumns, Reason, Scores, to_score
-from trimaran_client.policies.fallback import score_fallback
+from trimaran_client.policies.arguments import (
+    ANY_METRIC,
+    DEFAULT_MAX_AGE_SECONDS,
+    Fallback,
+    MetricChoice,
+    Preset,
+    common_problems,
+    number_problems,
+    raise_problems,
+)
+from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NodeColumns, Reasoning, Scores, to_score
 from trimaran_client.policies.go_numbers import parse_go_float
-from trimaran_client.resources import CPU, Container, Pod
-from trimaran_client.units import ZERO, BoolArray, FloatArray, IntArray, Quantity, round_half_away
+from trimaran_client.policies.target_reasoning import explain_targets
+from trimaran_client.policies.targets import (
+    DEFAULT_TARGET_PERCENT,
+    LOAD_OPERATORS,
+    ResourceTarget,
+    Target,
+    UtilizationTerms,
+    compute_terms,
+    make_prediction,
+    prediction_problems,
+    score_target,
+)
+from trimaran_client.prediction import Estimator, PredictionRule
+from trimaran_client.resources import CPU, Pod
+from trimaran_client.units import FloatArray, IntArray, Quantity, round_half_away
 
-DEFAULT_TARGET_PERCENT = 40.0
-DEFAULT_REQUEST_MILLICORES = 1000
-DEFAULT_REQUEST_MULTIPLIER = 1.5
+DEFAULT_REQUEST_MILLICORES: Final = 1000
+DEFAULT_REQUEST_MULTIPLIER: Final = 1.5
 # Go holds the target in 64 bits.
-_INTEGER_LIMIT = 2**63
-# Beyond any machine; keeps a product of hostile numbers finite.
-_LARGEST_PREDICTION = 1e30
-_LOAD_OPERATORS = (wire.AVERAGE, wire.LATEST)
+_INTEGER_LIMIT: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +58,17 @@ class TargetLoadPackingArgs:
         target_percent: CPU utilization to pack up to, percent of capacity, above 0 and below 100.
         default_request_millicores: What a container without request and limit is taken to use, >= 0.
         request_multiplier: By how much usage is taken to exceed a request, finite and >= 0.
-        fallback: How a node without fresh metrics is scored: ``allocation`` by its requests through the same formula, ``neutral`` 50,
+        prediction: What a container's usage is predicted from: ``limit_first``, ``request_first``, ``max``, or a function of pod and
+            resource name that answers millicores; where that fails, ``limit_first``.
+        cpu_metric: Which CPU metric counts; by default the average, else the newest value.
+        weight: How much CPU weighs beside ``others`` where they are combined by weights, above 0.
+        others: Targets of further resources.
+        combine: ``minimum``: the least score of the resources counts; ``weights``: their weighted mean.
+        fallback: How a node without fresh CPU metrics is scored: ``allocation`` by its requests through the same formula, ``neutral`` 50,
             ``minimum`` 0.
         max_age_seconds: Metrics older than this do not count, above 0.
         preset: ``default``, or ``upstream`` to compute as the Go plugin does, which accepts any target and multiplier and knows neither
-            fallback nor age.
+            fallback nor age nor other resources.
 
     Raises:
         PolicyArgumentError: If a value is out of range; the message names each.
@@ -55,6 +77,11 @@ class TargetLoadPackingArgs:
     target_percent: float = DEFAULT_TARGET_PERCENT
     default_request_millicores: int = DEFAULT_REQUEST_MILLICORES
     request_multiplier: float = DEFAULT_REQUEST_MULTIPLIER
+    prediction: PredictionRule | Estimator = "limit_first"
+    cpu_metric: MetricChoice = ANY_METRIC
+    weight: float = 1.0
+    others: tuple[ResourceTarget, ...] = ()
+    combine: Literal["minimum", "weights"] = "minimum"
     fallback: Fallback = "allocation"
     max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS
     preset: Preset = "default"
@@ -69,10 +96,22 @@ class TargetLoadPackingArgs:
         if not problems and self.preset == "default":
             if not 0 < self.target_percent < 100:
                 problems.append(f"target_percent is {self.target_percent!r}; give a percentage above 0 and below 100")
-            if not 0 <= self.request_multiplier < math.inf:
-                problems.append(f"request_multiplier is {self.request_multiplier!r}; give a finite number of at least 0")
+            if self.request_multiplier < 0:
+                problems.append(f"request_multiplier is {self.request_multiplier!r}; give a number of at least 0")
             if self.default_request_millicores < 0:
-                problems.append(f"default_request_millicores is {self.default_request_millicores!r}; give at least 0")
+                problems.append(f"default_request_millicores is {self.default_request_millicores!r}; give a number of at least 0")
+        problems += prediction_problems("prediction", self.prediction)
+        problems += self.cpu_metric.problems("cpu_metric")
+        if number_problems(weight=self.weight) or self.weight <= 0:
+            problems.append(f"weight is {self.weight!r}; give a number above 0")
+        if self.combine not in ("minimum", "weights"):
+            problems.append(f"combine is {self.combine!r}; choose from minimum, weights")
+        if self.preset == "upstream" and self.others:
+            problems.append("others are given, and the upstream preset knows CPU only; leave them out, or take the default preset")
+        names = [CPU, *(each.resource for each in self.others)]
+        problems += [f"others: {name!r} stands twice" for name in sorted({name for name in names if names.count(name) > 1})]
+        for each in self.others:
+            problems += each.problems(f"others[{each.resource}]")
         problems += common_problems(preset=self.preset, fallback=self.fallback, max_age_seconds=self.max_age_seconds)
         raise_problems("TargetLoadPacking", problems)
 
@@ -111,25 +150,9 @@ class TargetLoadPackingArgs:
             raise PolicyArgumentError(f"TargetLoadPacking: {error}") from error
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class UtilizationTerms:
-    """
-    The arithmetic of one decision, for explanations; columns have the shape (nodes,).
-
-    ``predicted_percent`` is NaN where the node has no metric that counts, or no capacity.
-    """
-
-    pod_millicores: int
-    measured_percent: FloatArray
-    measured_millicores: FloatArray
-    unreported_millicores: FloatArray
-    predicted_percent: FloatArray
-    is_measured: BoolArray
-
-
 class TargetLoadPacking:
     """
-    Score nodes by their predicted CPU utilization against a target.
+    Score nodes by their predicted utilization against a target.
 
     >>> TargetLoadPacking(TargetLoadPackingArgs(target_percent=50)).name
     'TargetLoadPacking'
@@ -139,63 +162,31 @@ class TargetLoadPacking:
 
     def __init__(self, args: TargetLoadPackingArgs | None = None) -> None:
         self.args = args if args is not None else TargetLoadPackingArgs()
+        self.targets = (_cpu_target(self.args), *(Target.of(each) for each in self.args.others))
 
     @classmethod
     def upstream(cls, args: Mapping[str, object] | None = None) -> TargetLoadPacking:
         """Make the policy that scores as the Go plugin does; *args* are those of :meth:`TargetLoadPackingArgs.from_upstream`."""
         return cls(TargetLoadPackingArgs.from_upstream(args or {}))
 
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """Answer the resources that have a target."""
+        return tuple(each.resource for each in self.targets)
+
     def predict_pod_millicores(self, pod: Pod) -> int:
         """
         Predict the CPU usage of a pod, millicores.
 
-        Of each container: its limit, else its request times the multiplier, else the default request. The upstream preset adds the
-        containers; the default one combines them, sidecars and init steps by the Kubernetes rule. The overhead comes on top.
+        Of each container: its limit, else its request times the multiplier, else the default request, or as ``prediction`` says. The
+        upstream preset adds the containers; the default one combines them, sidecars and init steps by the Kubernetes rule. The overhead
+        comes on top.
         """
-        if self.args.preset == "upstream":
-            return sum(self._predict_container(each).milli for each in pod.containers) + pod.overhead.get(CPU, ZERO).milli
-        return pod.total(self._predict_container, CPU).milli
+        return self.targets[0].prediction.predict(pod)
 
-    def _predict_container(self, container: Container) -> Quantity:
-        limit, request = container.limits.get(CPU), container.requests.get(CPU)
-        if limit is not None:
-            millicores = limit.milli
-        elif request is not None:
-            product = min(request.milli * self.args.request_multiplier, _LARGEST_PREDICTION)
-            millicores = int(round_half_away(np.array([product]))[0])
-        else:
-            millicores = self.args.default_request_millicores
-        return Quantity.from_milli(millicores)
-
-    @np.errstate(all="ignore")
     def compute_terms(self, pod: Pod, nodes: NodeColumns) -> UtilizationTerms:
-        """
-        Compute the predicted utilization of each node with the pod on it.
-
-        ``predicted = 100 * (measured / 100 * capacity + pod + unreported) / capacity``, evaluated in this order.
-        """
-        pod_millicores = self.predict_pod_millicores(pod)
-        unreported = self._unreported_millicores(nodes)
-        measured = nodes.metric(wire.CPU, _LOAD_OPERATORS)
-        capacity = nodes.cpu.capacity
-        if self.args.preset == "upstream":
-            is_measured = ~np.isnan(measured)
-            capacity = np.where(np.isnan(capacity), 0.0, capacity)
-        else:
-            is_measured = np.isfinite(measured) & (measured >= 0) & (nodes.age_seconds <= self.args.max_age_seconds)
-            capacity = np.where(capacity > 0, capacity, math.nan)
-        used = measured / 100.0 * capacity
-        predicted = 100.0 * (used + float(pod_millicores) + unreported) / capacity
-        if self.args.preset == "upstream":
-            predicted = np.where(capacity == 0, 0.0, predicted)
-        return UtilizationTerms(
-            pod_millicores=pod_millicores,
-            measured_percent=measured,
-            measured_millicores=used,
-            unreported_millicores=unreported,
-            predicted_percent=np.where(is_measured, predicted, math.nan),
-            is_measured=is_measured,
-        )
+        """Compute the arithmetic of CPU; see :func:`trimaran_client.policies.targets.compute_terms`."""
+        return compute_terms(self.targets[0], pod, nodes, max_age_seconds=self.args.max_age_seconds)
 
     @np.errstate(all="ignore")
     def score_nodes(self, pod: Pod, nodes: NodeColumns) -> Scores:
@@ -203,66 +194,50 @@ class TargetLoadPacking:
         Score every candidate for *pod*.
 
         Returns:
-            Scores and reasons. A node without (fresh) metrics is scored by ``fallback``; one of unknown capacity gets 0.
+            Scores and reasons. A node without (fresh) metrics of a resource is scored by its fallback; one of unknown CPU capacity gets 0.
         """
-        terms = self.compute_terms(pod, nodes)
-        target = self.args.target_percent
-        values = score_utilization(terms.predicted_percent, target)
-        reasons = utilization_reasons(terms.predicted_percent, target)
-        if self.args.preset == "upstream":
-            values = np.where(terms.is_measured, values, float(MIN_NODE_SCORE))
-            reasons = np.where(terms.is_measured, reasons, Reason.NO_METRICS)
-            return Scores(nodes.names, to_score(values), reasons)
-        offered = nodes.cpu.offered
-        allocated_percent = 100.0 * (nodes.cpu.requested + float(pod.requested(CPU).milli)) / offered
-        fallback_values, fallback_reasons = score_fallback(
-            self.args.fallback,
-            score_utilization(allocated_percent, target),
-            pods_known=~np.isnan(nodes.cpu.requested),
-            capacity_known=~np.isnan(offered),
+        cpu, *others = (
+            score_target(each, pod, nodes, compute_terms(each, pod, nodes, max_age_seconds=self.args.max_age_seconds))
+            for each in self.targets
         )
-        has_capacity = nodes.cpu.capacity > 0
-        values = np.where(terms.is_measured, np.where(has_capacity, values, float(MIN_NODE_SCORE)), fallback_values)
-        reasons = np.where(terms.is_measured, np.where(has_capacity, reasons, Reason.CAPACITY_UNKNOWN), fallback_reasons)
-        return Scores(nodes.names, to_score(np.clip(values, MIN_NODE_SCORE, MAX_NODE_SCORE)), reasons)
+        values, reasons = self._combine([cpu, *others]) if others else cpu
+        values = round_half_away(values)
+        if self.args.preset == "default":
+            values = np.clip(values, MIN_NODE_SCORE, MAX_NODE_SCORE)
+        return Scores(nodes.names, to_score(values), reasons)
 
-    def _unreported_millicores(self, nodes: NodeColumns) -> FloatArray:
-        column = np.zeros(len(nodes.names))
-        row_of = {name: row for row, name in enumerate(nodes.names)}
-        for assigned in nodes.assigned:
-            row = row_of.get(assigned.pod.node_name)
-            if row is not None and is_unreported(assigned.assigned_at, nodes.snapshot.window_end_at):
-                column[row] += self.predict_pod_millicores(assigned.pod)
-        return column
+    def explain(self, pod: Pod, nodes: NodeColumns) -> Reasoning:
+        """Lay open the arithmetic of every resource."""
+        return explain_targets(self.targets, pod, nodes, max_age_seconds=self.args.max_age_seconds)
 
-
-@np.errstate(all="ignore")
-def score_utilization(predicted_percent: FloatArray, target_percent: float) -> FloatArray:
-    """
-    Score nodes by their utilization after placement, packing up to the target.
-
-    Climbs from *target* at 0 % to 100 at the target, then drops to the target and falls to 0 at 100 %.
-
-    Args:
-        predicted_percent: Utilization with the pod on the node, percent of capacity, shape (nodes,); may exceed 100; NaN = unknown.
-        target_percent: Where packing turns into spreading, percent.
-
-    Returns:
-        Rounded scores, shape (nodes,): 0 to 100 for a target in (0, 100) and a utilization of at least 0; 0 where the node would be over
-        capacity; NaN where the utilization is unknown.
-
-    Source: KEP 61, TargetLoadPacking; scheduler-plugins, ``targetloadpacking.go``, ``Score``.
-
-    >>> score_utilization(np.array([30.0, 3.0]), 40.0)  # 3 % gives 44.5; halves go away from zero, as in Go
-    array([85., 45.])
-    """
-    spreading = target_percent * (100.0 - predicted_percent) / (100.0 - target_percent)
-    packing = (100.0 - target_percent) * predicted_percent / target_percent + target_percent
-    score = round_half_away(np.where(predicted_percent > target_percent, spreading, packing))
-    return np.where(predicted_percent > 100.0, 0.0, score)
+    def _combine(self, scored: list[tuple[FloatArray, IntArray]]) -> tuple[FloatArray, IntArray]:
+        """Combine the resources that have a say; CPU always has one."""
+        values = np.stack([each for each, _ in scored])
+        reasons = np.stack([each for _, each in scored])
+        if self.args.combine == "minimum":
+            least = np.argmin(np.where(np.isnan(values), np.inf, values), axis=0)
+            columns = np.arange(values.shape[1])
+            return values[least, columns], reasons[least, columns]
+        heaviest = max(each.weight for each in self.targets)  # so that the sum of large weights stays finite
+        weights = np.where(np.isnan(values), 0.0, np.array([[each.weight / heaviest] for each in self.targets]))
+        return (weights * np.nan_to_num(values)).sum(axis=0) / weights.sum(axis=0), reasons[0]
 
 
-def utilization_reasons(predicted_percent: FloatArray, target_percent: float) -> IntArray:
-    """Name the branch of :func:`score_utilization` that each node takes, as :class:`Reason` codes, shape (nodes,)."""
-    above = np.where(predicted_percent > target_percent, Reason.ABOVE_TARGET, Reason.AT_OR_BELOW_TARGET)
-    return np.where(predicted_percent > 100.0, Reason.OVER_CAPACITY, above).astype(np.int64)
+def _cpu_target(args: TargetLoadPackingArgs) -> Target:
+    is_upstream = args.preset == "upstream"
+    return Target(
+        resource=CPU,
+        target_percent=args.target_percent,
+        selector=args.cpu_metric.selector(wire.CPU, LOAD_OPERATORS),
+        prediction=make_prediction(
+            CPU,
+            args.prediction,
+            default_amount=args.default_request_millicores,
+            multiplier=args.request_multiplier,
+            combines_steps=not is_upstream,
+        ),
+        fallback=args.fallback,
+        weight=args.weight,
+        is_primary=True,
+        is_upstream=is_upstream,
+    )

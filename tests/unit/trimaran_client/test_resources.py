@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from tests.builders import NOW, make_snapshot
 from trimaran_client.errors import ManifestError
-from trimaran_client.resources import CPU, MEMORY, Node, Pod, manifest_items, sum_over_pods
+from trimaran_client.resources import CPU, MEMORY, Node, Pod, manifest_items
+from trimaran_client.scorer import build_columns
 from trimaran_client.units import ZERO
 
 
@@ -108,12 +110,13 @@ def test_a_node_keeps_what_it_says_and_no_more() -> None:
 def test_only_bound_and_running_pods_hold_requests() -> None:
     spec = {"nodeName": "n1", "containers": [requests(cpu="1")]}
     pods = [
-        Pod.from_manifest({"spec": spec}),
-        Pod.from_manifest({"spec": spec, "status": {"phase": "Succeeded"}}),
-        Pod.from_manifest({"spec": {"containers": [requests(cpu="1")]}}),
-        Pod.from_manifest({"spec": spec, "status": {"phase": "Running"}}),
+        Pod.from_manifest({"metadata": {"name": "bound"}, "spec": spec}),
+        Pod.from_manifest({"metadata": {"name": "ended"}, "spec": spec, "status": {"phase": "Succeeded"}}),
+        Pod.from_manifest({"metadata": {"name": "pending"}, "spec": {"containers": [requests(cpu="1")]}}),
+        Pod.from_manifest({"metadata": {"name": "running"}, "spec": spec, "status": {"phase": "Running"}}),
     ]
-    assert sum_over_pods(pods, CPU, Pod.requested)["n1"].milli == 2000
+    columns = build_columns(make_snapshot({"n1": 10}), now=NOW, pods=pods)
+    assert columns.cpu.requested.tolist() == [2000]
 
 
 @pytest.mark.parametrize(

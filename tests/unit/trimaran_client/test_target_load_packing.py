@@ -10,7 +10,7 @@ import pytest
 from tests.builders import NOW, make_node, make_pod, make_snapshot
 from trimaran_client import PolicyArgumentError, Reason, Scorer, TargetLoadPacking, TargetLoadPackingArgs
 from trimaran_client.policies.go_numbers import parse_go_float
-from trimaran_client.policies.target_load_packing import score_utilization
+from trimaran_client.policies.targets import score_utilization
 
 IDLE_POD = make_pod(cpu_request=0)
 UPSTREAM = TargetLoadPacking.upstream()
@@ -47,8 +47,8 @@ def test_one_node_scores_as_it_does_in_a_column() -> None:
 
 
 def test_candidates_may_be_manifests_names_or_strangers() -> None:
-    snapshot = make_snapshot({"n1": 40}, capacity_cpu=None, allocatable_cpu=None)
-    scores = Scorer(DEFAULT).score_nodes(IDLE_POD, snapshot, now=NOW, nodes=[make_node("n1"), "n1", make_node("new")], pods=[])
+    snapshot = make_snapshot({"n1": 40, "n2": 40}, capacity_cpu=None, allocatable_cpu=None)
+    scores = Scorer(DEFAULT).score_nodes(IDLE_POD, snapshot, now=NOW, nodes=[make_node("n1"), "n2", make_node("new")], pods=[])
     assert [str(Reason(reason)) for reason in scores.reasons] == ["at_or_below_target", "capacity_unknown", "fallback_allocation"]
 
 
@@ -71,14 +71,14 @@ def test_report_41_predicted_usage(containers: dict[str, Any], upstream_millicor
     assert (UPSTREAM.predict_pod_millicores(pod), DEFAULT.predict_pod_millicores(pod)) == (upstream_millicores, default_millicores)
 
 
-def test_pods_bound_within_a_minute_of_the_metrics_are_counted() -> None:
+def test_upstream_counts_pods_bound_within_a_minute_of_the_metrics() -> None:
     """NOW is 2023-11-14T22:13:20Z: one pod of 1500m bound at it, one too long ago to count, one that has ended."""
     pods = [
         make_pod(cpu_request="1", node_name="n1", scheduled_at="2023-11-14T22:13:20Z"),
         make_pod(cpu_request="1", node_name="n1", scheduled_at="2023-11-14T22:12:20Z"),
         dataclasses.replace(make_pod(cpu_request="1", node_name="n1", scheduled_at="2023-11-14T22:13:20Z"), is_terminal=True),
     ]
-    scores = Scorer(DEFAULT).score_nodes(IDLE_POD, make_snapshot({"n1": 10}), now=NOW, pods=pods)
+    scores = Scorer(TargetLoadPacking.upstream()).score_nodes(IDLE_POD, make_snapshot({"n1": 10}), now=NOW, pods=pods)
     assert scores.by_node() == {"n1": 83}  # 10 % + 1500 / 8000 = 28.75 %: 60 · 28.75 / 40 + 40 = 83.1
 
 
