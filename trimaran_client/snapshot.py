@@ -16,12 +16,26 @@ import msgspec
 import numpy as np
 
 from trimaran_client.errors import QuantityError, SnapshotDecodeError
+from trimaran_client.snapshot_table import MetricKey as MetricKey
+from trimaran_client.snapshot_table import MetricTable, table_of_columns, table_of_nodes
 from trimaran_client.units import FloatArray, IntArray, Quantity, freeze
-from trimaran_client.wire import LATEST, Data, NodeMetrics, ResourceQuantities, WatcherMetrics, decode_watcher_metrics
+from trimaran_client.wire import (
+    LATEST,
+    Data,
+    NodeMetrics,
+    QuantityColumns,
+    ResourceQuantities,
+    SnapshotColumns,
+    WatcherMetrics,
+    decode_snapshot_columns,
+    decode_watcher_metrics,
+)
 
 Pick = Literal["first", "last"]
 # The whole units of a quantity: thousandths for CPU, units for memory.
 Unit = Literal["milli", "value"]
+
+_BEYOND_CALENDARS = "not a load watcher's reply: a time beyond every calendar; check the address"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,19 +44,6 @@ class CapacityColumns:
 
     millicores: FloatArray
     bytes: FloatArray
-
-
-class MetricKey(NamedTuple):
-    """
-    What a metric is: its type (``CPU``), operator (``AVG``), window (``15m``) and unit.
-
-    An instant has no window; without a unit it is percent of capacity, or not said.
-    """
-
-    type: str
-    operator: str
-    window: str = ""
-    unit: str = ""
 
 
 class MetricSelector(NamedTuple):
@@ -61,23 +62,6 @@ class MetricSelector(NamedTuple):
         """Tell whether a metric counts."""
         in_window = not self.window or key.window == self.window or key.operator == LATEST
         return key.type == self.type and key.operator in self.operators and in_window
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MetricTable:
-    """
-    Every metric of a reply in its order, shape (metrics,).
-
-    ``rows`` is the node, ``keys`` an index into ``key_names``, ``values`` mostly percent of capacity, ``sources`` an index into
-    ``source_names``: which of several metrics sources the value is from, empty where the reply does not say.
-    """
-
-    rows: IntArray
-    keys: IntArray
-    values: FloatArray
-    key_names: tuple[MetricKey, ...]
-    sources: IntArray
-    source_names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,6 +94,8 @@ class LoadSnapshot:
         allocatable: What each node offers to pods; likewise.
         statuses: What the load watcher says of each node, ``""`` where it says nothing.
         metrics: The long table that :meth:`column` cuts from.
+        id: What names the published snapshot; empty where the reply has none (that of the Go load-watcher, and ``GET /watcher``).
+        not_held: Windows that were asked for and that the load watcher does not hold → why.
     """
 
     source: str
@@ -123,6 +109,8 @@ class LoadSnapshot:
     statuses: tuple[str, ...]
     metrics: MetricTable
     rows: Mapping[str, int] = field(repr=False)
+    id: str = ""
+    not_held: Mapping[str, str] = field(default_factory=dict)
     _selections: dict[MetricSelector, Selection] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -136,7 +124,20 @@ class LoadSnapshot:
         try:
             return cls.from_metrics(decode_watcher_metrics(body))
         except OverflowError as error:
-            raise SnapshotDecodeError("not a load watcher's reply: a time beyond every calendar; check the address") from error
+            raise SnapshotDecodeError(_BEYOND_CALENDARS) from error
+
+    @classmethod
+    def decode_columns(cls, body: bytes | str) -> LoadSnapshot:
+        """
+        Read the body of ``GET /api/v1/snapshot``.
+
+        Raises:
+            SnapshotDecodeError: If it is not such an answer; no part of it is used then.
+        """
+        try:
+            return cls.from_columns(decode_snapshot_columns(body))
+        except OverflowError as error:
+            raise SnapshotDecodeError(_BEYOND_CALENDARS) from error
 
     @classmethod
     def empty(cls) -> LoadSnapshot:
@@ -174,8 +175,36 @@ class LoadSnapshot:
             capacity=_capacity_columns([node.capacity for node in listed]),
             allocatable=_capacity_columns([node.allocatable for node in listed]),
             statuses=tuple(node.status or "" for node in listed),
-            metrics=_metric_table(listed),
+            metrics=table_of_nodes(listed),
             rows={name: row for row, name in enumerate(nodes)},
+        )
+
+    @classmethod
+    def from_columns(cls, reply: SnapshotColumns) -> LoadSnapshot:
+        """
+        Take over the columns of a decoded answer.
+
+        Raises:
+            SnapshotDecodeError: If a column has not one entry for each node, or a node stands twice.
+        """
+        nodes = reply.nodes
+        rows = {name: row for row, name in enumerate(nodes)}
+        if len(rows) != len(nodes) or any(len(column) != len(nodes) for column in _list_columns(reply)):
+            raise SnapshotDecodeError("not a load watcher's reply: its columns do not have one entry for each node; check the address")
+        return cls(
+            source=reply.source,
+            made_at=float(reply.made_at),
+            window_end_at=float(reply.window_end_at),
+            nodes=tuple(nodes),
+            sampled_at=_frozen(reply.sampled_at),
+            sample_seconds=_frozen(reply.sample_seconds),
+            capacity=_parse_columns(reply.capacity),
+            allocatable=_parse_columns(reply.allocatable),
+            statuses=tuple(reply.statuses),
+            metrics=table_of_columns(reply.columns),
+            rows=rows,
+            id=reply.id,
+            not_held={each.window: each.reason for each in reply.not_held},
         )
 
     @property
@@ -253,33 +282,19 @@ def take_codes(column: IntArray, positions: IntArray) -> IntArray:
     return np.where(positions >= 0, column[positions], -1) if len(column) else np.full(len(positions), -1)
 
 
-def _metric_table(listed: list[NodeMetrics]) -> MetricTable:
-    codes: dict[MetricKey, int] = {}
-    source_codes: dict[str, int] = {}
-    rows: list[int] = []
-    keys: list[int] = []
-    sources: list[int] = []
-    values: list[float] = []
-    for row, node in enumerate(listed):
-        for metric in node.metrics or ():
-            if metric is None or metric.value is None:
-                continue
-            key = MetricKey(metric.type or "", metric.operator or "", metric.rollup or "", metric.unit or "")
-            rows.append(row)
-            keys.append(codes.setdefault(key, len(codes)))
-            values.append(metric.value)
-            sources.append(source_codes.setdefault(metric.source or "", len(source_codes)))
-    table = MetricTable(
-        rows=np.array(rows, dtype=np.int64),
-        keys=np.array(keys, dtype=np.int64),
-        values=np.array(values, dtype=np.float64),
-        key_names=tuple(codes),
-        sources=np.array(sources, dtype=np.int64),
-        source_names=tuple(source_codes),
+def _list_columns(reply: SnapshotColumns) -> list[Sequence[object]]:
+    columns: list[Sequence[object]] = [reply.sampled_at, reply.sample_seconds, reply.statuses]
+    columns += [column for quantities in (reply.capacity, reply.allocatable) for column in (quantities.cpu, quantities.memory)]
+    columns += [each.values for each in reply.columns]
+    columns += [each.sources for each in reply.columns if not isinstance(each.sources, msgspec.UnsetType)]
+    return columns
+
+
+def _parse_columns(quantities: QuantityColumns) -> CapacityColumns:
+    return CapacityColumns(
+        millicores=_frozen([_amount(text, "milli") for text in quantities.cpu]),
+        bytes=_frozen([_amount(text, "value") for text in quantities.memory]),
     )
-    for column in (table.rows, table.keys, table.values, table.sources):
-        freeze(column)
-    return table
 
 
 def _capacity_columns(quantities: list[ResourceQuantities | msgspec.UnsetType | None]) -> CapacityColumns:
@@ -300,7 +315,7 @@ def _amount(text: str | None, unit: Unit) -> float:
     return float(quantity.milli if unit == "milli" else quantity.value)
 
 
-def _frozen(values: list[float]) -> FloatArray:
-    column = np.array(values, dtype=np.float64)
+def _frozen(values: Sequence[float | None]) -> FloatArray:
+    column = np.array(values, dtype=np.float64)  # numpy reads None as NaN
     freeze(column)
     return column
