@@ -1,0 +1,172 @@
+"""
+What a burst of pods costs the scheduler: ``python -m tests.benchmarks.bench_burst [--nodes 1000 5000] [--busy-loops 0 2] [--output FILE]``.
+
+A real control plane and a real kube-scheduler, no kubelets. For every burst the pods are made first and the scheduler starts after, so that
+making them is not what is measured; the mean cycle is the scheduler's own metric. The contenders take turns within one run, as a machine's
+speed changes from run to run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.e2e.api import JsonObject
+from tests.e2e.binaries import Binaries, build_all
+from tests.e2e.cluster import Cluster
+from tests.e2e.control_plane import running_cluster
+from tests.e2e.processes import running_process
+from tests.e2e.scheduler import running_scheduler
+from tests.e2e.workloads import create_nodes, create_pods, delete_pods, make_node, make_pod, watch_bindings
+
+NODE_CPU: Final = "8"
+POD_CPU: Final = "100m"
+APP: Final = "burst"
+BURST_SECONDS: Final = 120.0  # also the end of a busy loop whose parent forgot it
+BUSY_LOOP: Final = """
+import sys, time
+end = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < end:
+    pass
+"""
+
+Contender = Callable[[Cluster, Sequence[str]], AbstractAsyncContextManager[JsonObject]]
+"""From the cluster and the names of its nodes: start what the scheduler calls, if anything, and yield the scheduler's configuration."""
+
+
+@dataclass(frozen=True)
+class Burst:
+    """
+    One measured burst.
+
+    Attributes:
+        contender: Whose.
+        node_count: Nodes of the cluster.
+        pod_count: Pods of the burst.
+        busy_loops: Processes beside it that did nothing but take CPU.
+        cycle_milliseconds: Mean time of the scheduling algorithm for a pod, by the scheduler.
+        pods_per_second: From the first binding to the last, as a watch saw them.
+        node_counts: Number of pods → how many nodes got that many, those without any left out.
+    """
+
+    contender: str
+    node_count: int
+    pod_count: int
+    busy_loops: int
+    cycle_milliseconds: float
+    pods_per_second: float
+    node_counts: Mapping[int, int]
+
+
+@asynccontextmanager
+async def running_stock(cluster: Cluster, nodes: Sequence[str]) -> AsyncIterator[JsonObject]:
+    """The default profile, and nothing beside it."""
+    yield {}
+
+
+CONTENDERS: Final[Mapping[str, Contender]] = {"stock": running_stock}
+
+
+async def bench(options: argparse.Namespace) -> list[Burst]:
+    """Measure all bursts, a cluster for each number of nodes, and print each."""
+    binaries = build_all()
+    bursts = []
+    say("| nodes | busy loops | contender | mean cycle, ms | pods/s | nodes used | most pods on one |")
+    say("|---|---|---|---|---|---|---|")
+    for node_count in options.nodes:
+        nodes = [f"node-{i:05}" for i in range(node_count)]
+        with tempfile.TemporaryDirectory() as folder:
+            async with running_cluster(binaries, Path(folder), with_kwok=False, with_metrics=False) as cluster:
+                await create_nodes(cluster.api, [make_node(name, cpu=NODE_CPU, has_kubelet=False) for name in nodes])
+                for turn in range(options.rounds):
+                    for busy_loops in options.busy_loops:
+                        # Every other turn backwards, so that none is always first.
+                        for name in options.contenders[:: -1 if turn % 2 else 1]:
+                            burst = await measure(cluster, binaries, name, nodes, pod_count=options.pods, busy_loops=busy_loops)
+                            bursts.append(burst)
+                            say(format_burst(burst))
+    return bursts
+
+
+async def measure(cluster: Cluster, binaries: Binaries, contender: str, nodes: Sequence[str], *, pod_count: int, busy_loops: int) -> Burst:
+    """Make the pods, let the contender place them, and remove them."""
+    async with CONTENDERS[contender](cluster, nodes) as config, AsyncExitStack() as stack:
+        scheduler_name = config["profiles"][0]["schedulerName"] if "profiles" in config else "default-scheduler"
+        pods = [make_pod(f"{APP}-{i:05}", app=APP, cpu_request=POD_CPU, scheduler_name=scheduler_name) for i in range(pod_count)]
+        await create_pods(cluster.api, pods)
+        for i in range(busy_loops):
+            command = [sys.executable, "-c", BUSY_LOOP, f"{BURST_SECONDS:g}"]
+            await stack.enter_async_context(running_process(f"busy-loop-{i}", command, folder=cluster.folder))
+        scheduler = await stack.enter_async_context(running_scheduler(cluster, binaries, config))
+        bound_at, node_of = [], {}
+        async with asyncio.timeout(BURST_SECONDS), aclosing(watch_bindings(cluster.api, APP)) as bindings:
+            async for pod, node in bindings:
+                bound_at.append(time.perf_counter())
+                node_of[pod] = node
+                if len(node_of) == pod_count:
+                    break
+        metrics = await scheduler.wait_for_scheduled(pod_count)
+    await delete_pods(cluster.api, APP)
+    return Burst(
+        contender=contender,
+        node_count=len(nodes),
+        pod_count=pod_count,
+        busy_loops=busy_loops,
+        cycle_milliseconds=metrics.cycle_seconds * 1e3,
+        pods_per_second=(pod_count - 1) / (bound_at[-1] - bound_at[0]),
+        node_counts=dict(Counter(sorted(Counter(node_of.values()).values()))),
+    )
+
+
+def format_burst(burst: Burst) -> str:
+    """Write a row of the table."""
+    used, most = sum(burst.node_counts.values()), max(burst.node_counts)
+    numbers = f"{burst.cycle_milliseconds:.2f} | {burst.pods_per_second:.0f} | {used} | {most}"
+    return f"| {burst.node_count} | {burst.busy_loops} | {burst.contender} | {numbers} |"
+
+
+def summarize(bursts: Iterable[Burst]) -> list[str]:
+    """Write the median of the mean cycles of each kind of burst."""
+    cycles: dict[str, list[float]] = {}
+    for burst in bursts:
+        kind = f"{burst.contender}, {burst.node_count} nodes, {burst.busy_loops} busy loops"
+        cycles.setdefault(kind, []).append(burst.cycle_milliseconds)
+    return [f"median of the mean cycles, {kind}: {statistics.median(values):.2f} ms of {len(values)}" for kind, values in cycles.items()]
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1000, 5000])
+    parser.add_argument("--pods", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3, help="turns of every contender")
+    parser.add_argument("--busy-loops", type=int, nargs="+", default=[0], help="measure with that many processes beside it that take CPU")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--output", type=Path, help="where to write the bursts as JSON")
+    options = parser.parse_args()
+    bursts = asyncio.run(bench(options))
+    for line in summarize(bursts):
+        say(line)
+    if options.output:
+        options.output.write_text(json.dumps([asdict(burst) for burst in bursts], indent=2))
+
+
+if __name__ == "__main__":
+    main()
