@@ -93,6 +93,7 @@ class PodsView:
     _usages: dict[UsagePrediction, FloatArray] = field(repr=False)
     _owner: AssignedPods = field(repr=False)
     _version: int = 0
+    is_complete: bool = True
 
     def usage(self, prediction: UsagePrediction) -> FloatArray:
         """Answer what each pod in flight is predicted to use, base units, shape (pods,)."""
@@ -105,8 +106,8 @@ class PodsView:
         return known
 
     def total_columns(self, resource: str) -> tuple[FloatArray, FloatArray] | None:
-        """Answer requests and limits of a resource by row of ``totals``, base units; ``None`` where they are not kept."""
-        if resource not in self.resources:
+        """Answer requests and limits of a resource by row of ``totals``, base units; ``None`` where they are not kept, or not whole."""
+        if resource not in self.resources or not self.is_complete:
             return None
         column = 2 * self.resources.index(resource)
         return self.totals.values[column], self.totals.values[column + 1]
@@ -128,6 +129,9 @@ class AssignedPods:
         requested_of: What a pod requests of a resource; by default the Kubernetes rule. For LowRiskOverCommitment to sum as the Go plugin
             does, take both of :mod:`trimaran_client.policies.upstream_pods`.
         limited_of: What a pod is limited to.
+
+    Attributes:
+        is_complete: Whether all pods of the cluster have been told; until then their totals say nothing, and only pods in flight count.
     """
 
     def __init__(
@@ -146,6 +150,7 @@ class AssignedPods:
         self._hold_seconds = hold_seconds
         self._bound_seconds = bound_seconds
         self._assume_seconds = assume_seconds
+        self.is_complete = True
         self._resources = resources
         self._amount_rules = (requested_of, limited_of)
         self._held: dict[str, _Held] = {}
@@ -244,7 +249,7 @@ class AssignedPods:
     def view(self, now: float) -> PodsView:
         """Answer the pods as they are at *now*; the same view while nothing changes."""
         self.expire(now)
-        if self._view is None or self._view._version != self._version:  # noqa: SLF001
+        if self._view is None or self._view._version != self._version or self._view.is_complete != self.is_complete:  # noqa: SLF001
             frozen = self._slots.freeze()
             self._view = PodsView(
                 resources=self._resources,
@@ -256,6 +261,7 @@ class AssignedPods:
                 _usages=frozen.usages,
                 _owner=self,
                 _version=self._version,
+                is_complete=self.is_complete,
             )
         return self._view
 

@@ -7,6 +7,7 @@ Errors of the client library; each message names the stage, the subject and the 
     ├── QuantityError            text that is not a Kubernetes quantity
     ├── ManifestError            a pod or node manifest that cannot be read
     ├── PolicyArgumentError      a policy cannot be built from these arguments
+    ├── ExtenderConfigError      the extender's configuration cannot be used
     ├── SnapshotDecodeError      a reply that is not a load watcher's
     ├── WatcherError             the load watcher did not give a snapshot
     │   ├── WatcherUnreachableError   no connection, or no answer in time
@@ -36,6 +37,10 @@ class ManifestError(TrimaranError, ValueError):
 
 class PolicyArgumentError(TrimaranError, ValueError):
     """Arguments that a policy cannot be built from; the message lists every one of them."""
+
+
+class ExtenderConfigError(TrimaranError, ValueError):
+    """A configuration of the extender that cannot be used; the message lists every problem."""
 
 
 class SnapshotDecodeError(TrimaranError, ValueError):

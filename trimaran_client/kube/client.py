@@ -164,6 +164,17 @@ class KubeClient:
                     raise KubernetesReplyError(f"GET {path}: more than {MAX_REPLY_BYTES} bytes; that is no answer of an API server")
         return _decode(body, reply_type, path)
 
+    async def create(self, path: str, body: object, *, timeout_seconds: float) -> None:
+        """
+        Create an object in the collection at *path*; *body* is what msgspec encodes as its manifest.
+
+        Raises:
+            KubernetesError: As for :meth:`get`.
+        """
+        with _translated_errors(path, timeout_seconds):
+            async with asyncio.timeout(timeout_seconds), await self._send(path, NO_PARAMS, body=msgspec.to_builtins(body)) as response:
+                await _read_start(response)
+
     async def list_objects(
         self, path: str, object_type: type[ReplyT], *, params: Mapping[str, str] = NO_PARAMS, timeout_seconds: float
     ) -> ObjectList[ReplyT]:
@@ -214,8 +225,12 @@ class KubeClient:
         async with response, contextlib.aclosing(_read_events(response.content, object_type, path, silence_seconds)) as events:
             yield events
 
-    async def _send(self, path: str, params: Mapping[str, str]) -> aiohttp.ClientResponse:
-        """Send a request and answer the open response, whose status is 200; the caller sets the time limit and translates errors."""
+    async def _send(self, path: str, params: Mapping[str, str], *, body: object = None) -> aiohttp.ClientResponse:
+        """
+        Send a request and answer the open response, which tells of success; the caller sets the time limit and translates errors.
+
+        With a *body* it is a POST, else a GET.
+        """
         import aiohttp
 
         may_renew = True
@@ -226,9 +241,10 @@ class KubeClient:
             try:
                 response: aiohttp.ClientResponse = await session.api.call_api(
                     path,
-                    "GET",
+                    "GET" if body is None else "POST",
                     query_params=list(params.items()),
-                    header_params={"Accept": "application/json"},
+                    header_params={"Accept": "application/json", "Content-Type": "application/json"},
+                    body=body,
                     auth_settings=["BearerToken"],
                     _preload_content=False,
                 )
@@ -242,7 +258,7 @@ class KubeClient:
                 if session.api.rest_client.pool_manager.closed:
                     raise KubernetesUnreachableError(f"GET {path}: the client was closed before the answer") from error
                 raise
-            if response.status == HTTPStatus.OK:
+            if response.status in (HTTPStatus.OK, HTTPStatus.CREATED):
                 return response
             async with response:
                 reason = redact(_read_reason(await _read_start(response)), session.api.configuration)
