@@ -6,6 +6,7 @@ The one place where measured load, what is known of pods and nodes, and a policy
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,7 +17,7 @@ from trimaran_client.capacities import NodeCapacities
 from trimaran_client.explain import Explanation, explain_columns
 from trimaran_client.policies.base import NEUTRAL_NODE_SCORE, NodeColumns, Reason, Scores, ScoringPolicy
 from trimaran_client.resources import CPU, MEMORY, Node, Pod
-from trimaran_client.snapshot import LoadSnapshot, SnapshotSource
+from trimaran_client.snapshot import LoadSnapshot, SnapshotSource, take_codes
 from trimaran_client.units import IntArray
 
 logger = logging.getLogger(__name__)
@@ -126,7 +127,19 @@ class Alignments:
     """Find the rows of names in tables, and remember the last few: a scheduler asks for the same names against the same table again."""
 
     def __init__(self) -> None:
+        self._names: tuple[str, ...] = ()
         self._known: dict[tuple[int, int], tuple[object, object, IntArray]] = {}
+
+    def list_names(self, nodes: Sequence[Node | str]) -> tuple[tuple[str, ...], list[Node]]:
+        """Answer the names of candidates, the same object where they are those of the last time, and which candidates are manifests."""
+        given = tuple(nodes)
+        if given is self._names or given == self._names:
+            return self._names, []
+        manifests = [node for node in given if not isinstance(node, str)]
+        names = tuple(node if isinstance(node, str) else node.name for node in given)
+        if not manifests:
+            self._names = names
+        return names, manifests
 
     def align(self, names: tuple[str, ...], rows: Mapping[str, int]) -> IntArray:
         """Answer the row of each name, shape (names,); -1 where it has none. Neither argument may change afterwards."""
@@ -135,9 +148,23 @@ class Alignments:
         if known is None:
             if len(self._known) >= _MOST_ALIGNMENTS:
                 self._known = {}
-            found = np.fromiter((rows.get(name, -1) for name in names), dtype=np.int64, count=len(names))
+            found = find_rows(names, rows)
             known = self._known[key] = (names, rows, found)  # both are held, so that no other object gets their identity
         return known[2]
+
+    def align_through(self, names: tuple[str, ...], rows: IntArray, snapshot: LoadSnapshot, other: Mapping[str, int]) -> IntArray:
+        """Answer the row of each name in another table, from its row in the snapshot where it has one: candidates change more often."""
+        if names is snapshot.nodes or not snapshot.nodes:
+            return self.align(names, other)
+        found = take_codes(self.align(snapshot.nodes, other), rows)
+        strangers = np.flatnonzero(rows < 0)
+        found[strangers] = find_rows([names[row] for row in strangers.tolist()], other)
+        return found
+
+
+def find_rows(names: Sequence[str], rows: Mapping[str, int]) -> IntArray:
+    """Look up the row of each name, shape (names,); -1 where it has none."""
+    return np.fromiter(map(rows.get, names, itertools.repeat(-1)), dtype=np.int64, count=len(names))
 
 
 def build_columns(
@@ -151,24 +178,24 @@ def build_columns(
     alignments: Alignments | None = None,
 ) -> NodeColumns:
     """Gather what is known of the candidates into columns; the arguments are those of :meth:`Scorer.score_nodes`."""
-    align = (alignments or Alignments()).align
+    alignments = alignments or Alignments()
     snapshot = load.snapshot
-    names = snapshot.nodes if nodes is None else tuple(node if isinstance(node, str) else node.name for node in nodes)
-    manifests = [] if nodes is None else [node for node in nodes if not isinstance(node, str)]
+    names, manifests = (snapshot.nodes, []) if nodes is None else alignments.list_names(nodes)
     if manifests:
         capacities = NodeCapacities.of(manifests, resources)
     if pods is not None and not isinstance(pods, AssignedPods):
         pods = AssignedPods.of(pods, now=now, resources=resources)
     pods_view = None if pods is None else pods.view(now)
     capacities_view = None if capacities is None else capacities.view()
+    rows = alignments.align(names, snapshot.rows)
     nowhere = np.empty(0, dtype=np.int64)
     return NodeColumns(
         names=names,
         snapshot=snapshot,
         now=now,
-        rows=None if nodes is None else align(names, snapshot.rows),
+        rows=None if nodes is None else rows,
         pods=pods_view,
-        pod_rows=nowhere if pods_view is None else align(names, pods_view.totals.rows),
+        pod_rows=nowhere if pods_view is None else alignments.align_through(names, rows, snapshot, pods_view.totals.rows),
         capacities=capacities_view,
-        capacity_rows=nowhere if capacities_view is None else align(names, capacities_view.table.rows),
+        capacity_rows=nowhere if capacities_view is None else alignments.align_through(names, rows, snapshot, capacities_view.table.rows),
     )

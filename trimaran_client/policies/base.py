@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from trimaran_client.capacities import CapacitiesView
 from trimaran_client.prediction import PredictedPart
 from trimaran_client.resources import CPU, MEMORY, Pod
 from trimaran_client.snapshot import LoadSnapshot, MetricSelector, Pick, take_codes, take_rows
-from trimaran_client.units import FloatArray, IntArray, freeze
+from trimaran_client.units import BoolArray, FloatArray, IntArray, freeze
 
 MIN_NODE_SCORE = 0
 MAX_NODE_SCORE = 100
@@ -85,30 +85,40 @@ class Scores:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class ResourceColumns:
-    """
-    One resource of the candidates, in its base unit (millicores, bytes); every column has the shape (nodes,).
+    """One resource of the candidates, in its base unit (millicores, else whole units); columns have the shape (nodes,)."""
 
-    Args:
-        capacity: What the node has; NaN = unknown.
-        allocatable: What it offers to pods; NaN = unknown.
-        requested: What the pods on it request; NaN = its pods are not known.
-        limited: The sum of their limits, each raised to at least the request; NaN = its pods are not known.
-    """
+    def __init__(self, nodes: NodeColumns, name: str) -> None:
+        self._nodes = nodes
+        self._name = name
 
-    capacity: FloatArray
-    allocatable: FloatArray
-    requested: FloatArray
-    limited: FloatArray
+    @cached_property
+    def capacity(self) -> FloatArray:
+        """Answer what the node has; NaN = unknown."""
+        return self._nodes.amount(self._name, 0)
 
-    @property
+    @cached_property
+    def allocatable(self) -> FloatArray:
+        """Answer what it offers to pods; NaN = unknown."""
+        return self._nodes.amount(self._name, 1)
+
+    @cached_property
+    def requested(self) -> FloatArray:
+        """Answer what the pods on it request; NaN = its pods are not known."""
+        return self._nodes.total(self._name, 0)
+
+    @cached_property
+    def limited(self) -> FloatArray:
+        """Answer the sum of their limits, each raised to at least the request; NaN = its pods are not known."""
+        return self._nodes.total(self._name, 1)
+
+    @cached_property
     def offered(self) -> FloatArray:
         """Answer allocatable, else capacity, where it is above 0; NaN elsewhere."""
         amounts = np.where(np.isnan(self.allocatable), self.capacity, self.allocatable)
         return np.where(amounts > 0, amounts, math.nan)
 
-    @property
+    @cached_property
     def offered_upstream(self) -> FloatArray:
         """Answer allocatable as the Go plugins read it: 0 where it is unknown."""
         return np.where(np.isnan(self.allocatable), 0.0, self.allocatable)
@@ -161,6 +171,8 @@ class NodeColumns:
         chosen = self.snapshot.select(selector)
         if self.rows is None:
             return NodeSelection(chosen.values, chosen.keys, chosen.positions)
+        if self._has_rows:
+            return NodeSelection(*(column.take(self.rows) for column in (chosen.values, chosen.keys, chosen.positions)))
         return NodeSelection(
             take_rows(chosen.values, self.rows), take_codes(chosen.keys, self.rows), take_codes(chosen.positions, self.rows)
         )
@@ -194,7 +206,7 @@ class NodeColumns:
         """Answer what the candidates have of a resource and what their pods hold of it, base units (millicores, else whole units)."""
         known = self._resources.get(name)
         if known is None:
-            known = self._resources[name] = ResourceColumns(*self._offered(name), *self._held(name))
+            known = self._resources[name] = ResourceColumns(self, name)
         return known
 
     @cached_property
@@ -214,33 +226,38 @@ class NodeColumns:
         by_row = np.bincount(self.pods.node_rows, weights=amounts, minlength=self.pods.totals.values.shape[1])
         return np.where(self.pod_rows >= 0, by_row[self.pod_rows], 0.0)
 
+    def amount(self, resource: str, column: Literal[0, 1]) -> FloatArray:
+        """Answer the capacity (0) or allocatable (1) of a resource, as node objects tell it, else the snapshot; NaN = unknown."""
+        kept = None if self.capacities is None else self.capacities.columns(resource)
+        if kept is not None and self._has_capacities.all():
+            return kept[column][self.capacity_rows]
+        served = self.snapshot.capacity_of(resource)[column]
+        told = full_column(len(self.names)) if served is None else self._take(served)
+        return told if kept is None else np.where(self._has_capacities, take_rows(kept[column], self.capacity_rows), told)
+
+    def total(self, resource: str, column: Literal[0, 1]) -> FloatArray:
+        """Answer what the pods of each candidate request (0) or are limited to (1); NaN = not known."""
+        totals = None if self.pods is None else self.pods.total_columns(resource)
+        if totals is None:
+            return full_column(len(self.names))
+        return np.where(self.pod_rows >= 0, take_rows(totals[column], self.pod_rows), 0.0)
+
     @cached_property
     def _resources(self) -> dict[str, ResourceColumns]:
         return {}
 
     def _take(self, column: FloatArray) -> FloatArray:
-        return column if self.rows is None else take_rows(column, self.rows)
+        if self.rows is None:
+            return column
+        return column.take(self.rows) if self._has_rows else take_rows(column, self.rows)
 
-    def _offered(self, resource: str) -> tuple[FloatArray, FloatArray]:
-        served = self.snapshot.capacity_of(resource)
-        capacity, allocatable = (full_column(len(self.names)) if column is None else self._take(column) for column in served)
-        kept = None if self.capacities is None else self.capacities.columns(resource)
-        if kept is None:
-            return capacity, allocatable
-        is_kept = self.capacity_rows >= 0
-        return (
-            np.where(is_kept, take_rows(kept[0], self.capacity_rows), capacity),
-            np.where(is_kept, take_rows(kept[1], self.capacity_rows), allocatable),
-        )
+    @cached_property
+    def _has_rows(self) -> bool:
+        return self.rows is None or not len(self.rows) or bool(self.rows.min() >= 0)
 
-    def _held(self, resource: str) -> tuple[FloatArray, FloatArray]:
-        totals = None if self.pods is None else self.pods.total_columns(resource)
-        if totals is None:
-            unknown = full_column(len(self.names))
-            return unknown, unknown
-        has_pods = self.pod_rows >= 0
-        requested, limited = (np.where(has_pods, take_rows(column, self.pod_rows), 0.0) for column in totals)
-        return requested, limited
+    @cached_property
+    def _has_capacities(self) -> BoolArray:
+        return self.capacity_rows >= 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ default preset is a row of ``docs/policies.md``.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -134,6 +135,9 @@ class Peaks:
     def __init__(self, args: PeaksArgs) -> None:
         self.args = args
         self.prediction = make_prediction(CPU, args.prediction, default_amount=0, multiplier=1.0)
+        self._model_of = {name: index for index, name in enumerate(args.models)}
+        # One more at the end, for the index -1 of nodes without a model.
+        self._coefficients = np.array([*((model.k1, model.k2) for model in args.models.values()), (math.nan, math.nan)], dtype=np.float64).T
 
     @classmethod
     def upstream(cls, args: Mapping[str, object]) -> Peaks:
@@ -158,11 +162,9 @@ class Peaks:
         capacity = np.where(np.isnan(nodes.cpu.capacity), 0.0, nodes.cpu.capacity)
         if not is_upstream:
             is_measured = np.isfinite(measured) & (measured >= 0) & (nodes.age_seconds <= self.args.max_age_seconds)
-        models = [self.args.models.get(name) for name in nodes.names]
-        has_model = np.array([model is not None for model in models], dtype=np.bool_)
-        k1, k2 = (
-            np.array([math.nan if model is None else getattr(model, key) for model in models], dtype=np.float64) for key in ("k1", "k2")
-        )
+        models = np.fromiter(map(self._model_of.get, nodes.names, itertools.repeat(-1)), dtype=np.int64, count=len(nodes.names))
+        has_model = models >= 0
+        k1, k2 = self._coefficients[:, models]
         used = measured / 100.0 * capacity + pods.amounts
         predicted = np.where(capacity > 0, 100.0 * (used + float(pod_millicores)) / capacity, 0.0 if is_upstream else math.nan)
         current = measured if not pods.usage.size else np.where(pods.amounts > 0, 100.0 * used / capacity, measured)
