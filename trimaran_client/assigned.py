@@ -11,16 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from trimaran_client.node_table import FrozenNodeTable, NodeTable
+from trimaran_client.pod_table import AssignedPod, PodTable, State
 from trimaran_client.prediction import UsagePrediction
 from trimaran_client.resources import CPU, MEMORY, Pod
 from trimaran_client.units import FloatArray, IntArray, Quantity, freeze
 
-State = Literal["bound", "nominated", "assumed"]
 AmountOf = Callable[[Pod, str], Quantity]
 
 HOLD_ANNOTATION: Final = "trimaran.io/hold-seconds"
@@ -31,34 +31,6 @@ DEFAULT_BOUND_SECONDS: Final = 1200.0
 # A binding takes well under a second; one that waits for a volume is told by status.nominatedNodeName.
 DEFAULT_ASSUME_SECONDS: Final = 30.0
 _LONGEST_HOLD_SECONDS: Final = 86400.0
-# Policies with other arguments predict otherwise; each prediction is one more column to keep.
-_MOST_PREDICTIONS: Final = 16
-_FIRST_SLOTS: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class AssignedPod:
-    """
-    A pod on a node that the metrics may not show yet.
-
-    Args:
-        pod: The pod.
-        node: Where it is, or is meant to be.
-        assigned_at: Since when, Unix seconds: its PodScheduled time where it has one.
-        hold_seconds: How long it is taken to need until its usage can be measured.
-        state: ``bound``; ``nominated`` by a scheduler that still waits for something; or ``assumed`` by a caller.
-    """
-
-    pod: Pod
-    node: str
-    assigned_at: float
-    hold_seconds: float = 0.0
-    state: State = "bound"
-
-    @property
-    def started_at(self) -> float:
-        """Answer from when on its usage can be measured, Unix seconds; infinite while it is not bound."""
-        return self.assigned_at + self.hold_seconds if self.state == "bound" else math.inf
 
 
 class _Held(NamedTuple):
@@ -124,7 +96,7 @@ class AssignedPods:
         hold_seconds: How long a pod is taken to need until its usage can be measured; the annotation ``trimaran.io/hold-seconds`` of a pod
             has the last word, and a bad value there is ignored.
         bound_seconds: After that, counted from the end of the hold time, a bound pod is no longer in flight.
-        assume_seconds: How long an assumption stands that no binding follows.
+        assume_seconds: How long an assumption stands that no binding follows; 0 = assumptions do not count.
         resources: Whose totals are kept for each node.
         requested_of: What a pod requests of a resource; by default the Kubernetes rule. For LowRiskOverCommitment to sum as the Go plugin
             does, take both of :mod:`trimaran_client.policies.upstream_pods`.
@@ -157,7 +129,7 @@ class AssignedPods:
         self._counts: dict[str, int] = {}
         self._sums: dict[str, list[int]] = {}
         self._totals = NodeTable(2 * len(resources), fill=0.0)
-        self._slots = _Slots()
+        self._table = PodTable()
         self._version = 0
         self._view: PodsView | None = None
 
@@ -176,7 +148,12 @@ class AssignedPods:
     @property
     def in_flight_count(self) -> int:
         """Answer how many pods are in flight."""
-        return len(self._slots)
+        return len(self._table)
+
+    def state_of(self, key: str) -> State | None:
+        """Answer how the pod of a key (:attr:`Pod.key`) holds its place; ``None`` where it holds none."""
+        held = self._held.get(key)
+        return None if held is None else held.state
 
     def update(self, pod: Pod, *, now: float) -> None:
         """
@@ -195,7 +172,7 @@ class AssignedPods:
             self._hold(pod, pod.node_name, "bound", since, now)
         elif pod.nominated_node_name:
             self._hold(pod, pod.nominated_node_name, "nominated", now, now)
-        elif (known := self._held.get(pod.key)) is not None and known.state != "assumed":
+        elif self.state_of(pod.key) != "assumed":
             self.remove(pod.key)
 
     def assign(self, pod: Pod, node: str | None = None, *, at: float) -> None:
@@ -219,11 +196,10 @@ class AssignedPods:
         """
         Count a pod that was decided on and is not bound yet.
 
-        It counts at once, becomes an ordinary pod when its binding is told, and is forgotten if none follows in time. A pod that is known
-        to be bound stays where it is.
+        It counts at once, becomes an ordinary pod when its binding is told, and is forgotten if none follows in time; assuming it again
+        begins that time anew. A pod that is known to be bound stays where it is.
         """
-        known = self._held.get(pod.key)
-        if known is None or known.state != "bound":
+        if self._assume_seconds and self.state_of(pod.key) != "bound":
             self._hold(pod, node, "assumed", now, now)
 
     def forget(self, pod: Pod | str) -> None:
@@ -237,11 +213,11 @@ class AssignedPods:
             return
         self._version += 1
         self._add_to_totals(held, -1)
-        self._slots.discard(key)
+        self._table.discard(key)
 
     def expire(self, now: float) -> None:
         """Drop assumptions that no binding followed, and from the pods in flight those past their bound."""
-        for key, is_assumed in self._slots.take_expired(now):
+        for key, is_assumed in self._table.take_expired(now):
             self._version += 1
             if is_assumed:
                 self.remove(key)
@@ -250,7 +226,7 @@ class AssignedPods:
         """Answer the pods as they are at *now*; the same view while nothing changes."""
         self.expire(now)
         if self._view is None or self._view._version != self._version or self._view.is_complete != self.is_complete:  # noqa: SLF001
-            frozen = self._slots.freeze()
+            frozen = self._table.freeze()
             self._view = PodsView(
                 resources=self._resources,
                 totals=self._totals.freeze(),
@@ -267,28 +243,26 @@ class AssignedPods:
 
     def _learn(self, prediction: UsagePrediction, usage: FloatArray, version: int) -> None:
         if version == self._version:
-            self._slots.learn(prediction, usage)
+            self._table.learn(prediction, usage)
 
     def _hold(self, pod: Pod, node: str, state: State, since: float, now: float) -> None:
         key = pod.key
         held = _Held(node, state, self._amounts(pod))
+        entry = AssignedPod(pod, node, since, self._hold_of(pod), state)
+        ends_at = now + self._assume_seconds if state == "assumed" else since + entry.hold_seconds + self._bound_seconds
+        is_in_flight = ends_at > now
         known = self._held.get(key)
-        slot = self._slots.get(key)
-        if known == held and (slot is None or state != "bound" or slot.assigned_at == since):
-            return  # told again
+        if known == held and _is_told_again(self._table.get(key), entry, is_in_flight=is_in_flight):
+            return
         self._held[key] = held
         self._add_to_totals(held, 1)
         if known is not None:
             self._add_to_totals(known, -1)
         self._version += 1
-        entry = AssignedPod(pod, node, since, self._hold_of(pod), state)
-        ends_at = now + self._assume_seconds if state == "assumed" else since + entry.hold_seconds + self._bound_seconds
-        if known is not None and known.node == node and known.state == state and slot is None:
-            return  # it left the pods in flight already; only its resources changed
-        if ends_at > now:
-            self._slots.put(key, entry, self._totals.row_of(node), ends_at)
+        if is_in_flight:
+            self._table.put(key, entry, self._totals.row_of(node), ends_at)
         else:
-            self._slots.discard(key)
+            self._table.discard(key)
 
     def _hold_of(self, pod: Pod) -> float:
         try:
@@ -318,106 +292,12 @@ class AssignedPods:
             self._totals.write(held.node, column, float(sums[column]))
 
 
-class _FrozenSlots(NamedTuple):
-    entries: tuple[AssignedPod, ...]
-    node_rows: IntArray
-    assigned_at: FloatArray
-    started_at: FloatArray
-    usages: dict[UsagePrediction, FloatArray]
-
-
-class _Slots:
-    """The pods in flight in dense columns; a removed one's place is taken by the last, and what was frozen is copied before a write."""
-
-    def __init__(self) -> None:
-        self._slot_of: dict[str, int] = {}
-        self._keys: list[str] = []
-        self._entries: list[AssignedPod] = []
-        self._times = np.full((3, _FIRST_SLOTS), math.nan)  # assigned, started, ends
-        self._node_rows = np.full(_FIRST_SLOTS, -1)
-        self._usages: dict[UsagePrediction, FloatArray] = {}
-        self._is_shared = False
-        self._next_end_at = math.inf
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: str) -> AssignedPod | None:
-        slot = self._slot_of.get(key)
-        return None if slot is None else self._entries[slot]
-
-    def put(self, key: str, entry: AssignedPod, node_row: int, ends_at: float) -> None:
-        self._own()
-        slot = self._slot_of.get(key)
-        if slot is None:
-            slot = self._slot_of[key] = len(self._entries)
-            self._keys.append(key)
-            self._entries.append(entry)
-            if slot == len(self._node_rows):
-                self._grow()
-        self._entries[slot] = entry
-        self._node_rows[slot] = node_row
-        self._times[:, slot] = entry.assigned_at, entry.started_at, ends_at
-        for prediction, usage in self._usages.items():
-            usage[slot] = prediction.predict(entry.pod)
-        self._next_end_at = min(self._next_end_at, ends_at)
-
-    def discard(self, key: str) -> None:
-        slot = self._slot_of.pop(key, None)
-        if slot is None:
-            return
-        self._own()
-        last = len(self._entries) - 1
-        last_key, last_entry = self._keys.pop(), self._entries.pop()
-        if slot != last:
-            self._slot_of[last_key], self._keys[slot], self._entries[slot] = slot, last_key, last_entry
-            self._times[:, slot] = self._times[:, last]
-            self._node_rows[slot] = self._node_rows[last]
-            for usage in self._usages.values():
-                usage[slot] = usage[last]
-
-    def take_expired(self, now: float) -> list[tuple[str, bool]]:
-        """Remove those whose end has come; answer their keys, and whether each was only assumed."""
-        if now < self._next_end_at:
-            return []
-        slots = np.flatnonzero(self._times[2, : len(self)] <= now).tolist()
-        expired = [(self._keys[slot], self._entries[slot].state == "assumed") for slot in slots]
-        for key, _ in expired:
-            self.discard(key)
-        self._next_end_at = float(self._times[2, : len(self)].min(initial=math.inf))
-        return expired
-
-    def learn(self, prediction: UsagePrediction, usage: FloatArray) -> None:
-        while len(self._usages) >= _MOST_PREDICTIONS:
-            del self._usages[next(iter(self._usages))]
-        column = np.full(len(self._node_rows), math.nan)
-        column[: len(usage)] = usage
-        self._usages[prediction] = column
-
-    def freeze(self) -> _FrozenSlots:
-        """Answer everything as it is now."""
-        self._is_shared = True
-        count = len(self)
-        frozen = _FrozenSlots(
-            entries=tuple(self._entries),
-            node_rows=self._node_rows[:count],
-            assigned_at=self._times[0, :count],
-            started_at=self._times[1, :count],
-            usages={prediction: usage[:count] for prediction, usage in self._usages.items()},
-        )
-        for column in (frozen.node_rows, frozen.assigned_at, frozen.started_at, *frozen.usages.values()):
-            freeze(column)
-        return frozen
-
-    def _grow(self) -> None:
-        self._times = np.concatenate([self._times, np.full_like(self._times, math.nan)], axis=1)
-        self._node_rows = np.concatenate([self._node_rows, np.full_like(self._node_rows, -1)])
-        for prediction, usage in self._usages.items():
-            self._usages[prediction] = np.concatenate([usage, np.full_like(usage, math.nan)])
-
-    def _own(self) -> None:
-        if self._is_shared:
-            self._times, self._node_rows = self._times.copy(), self._node_rows.copy()
-            for prediction, usage in self._usages.items():
-                self._usages[prediction] = usage.copy()
-            self._is_shared = False
+def _is_told_again(known: AssignedPod | None, told: AssignedPod, *, is_in_flight: bool) -> bool:
+    """Tell whether a pod that holds the same place as before is, for the pods in flight too, what it was."""
+    if told.state == "assumed":
+        return False  # another decision, of now
+    if told.state == "nominated":
+        return True  # it counts from the first time on
+    if known is None:
+        return not is_in_flight
+    return (known.assigned_at, known.hold_seconds, known.pod.containers) == (told.assigned_at, told.hold_seconds, told.pod.containers)

@@ -1,0 +1,191 @@
+"""
+Pods and nodes as the API server writes them, for who reads thousands of them: decoded by msgspec into only what scoring needs.
+
+A slow path for any manifest (:meth:`Pod.from_manifest`), a fast one for these; both answer the same. Nothing that the API may leave out or
+write as ``null`` is an error here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from sys import intern
+
+import msgspec
+
+from trimaran_client.errors import QuantityError
+from trimaran_client.resources import Amounts, Container, Node, Pod, is_terminal_phase, own_entries, parse_instant
+from trimaran_client.units import Quantity
+
+# The values are read one by one, so that the message for a bad one can name it.
+RawAmounts = dict[str, object]
+
+
+class ResourcesObject(msgspec.Struct, frozen=True, gc=False):
+    """Requests and limits of a container."""
+
+    requests: RawAmounts | None = None
+    limits: RawAmounts | None = None
+
+
+class ContainerObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A container or init container."""
+
+    name: str | None = None
+    resources: ResourcesObject | None = None
+    restart_policy: str | None = None
+
+
+class OwnerObject(msgspec.Struct, frozen=True, gc=False):
+    """Who made an object."""
+
+    kind: str | None = None
+
+
+class ConditionObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A condition of a pod, such as PodScheduled."""
+
+    type: str | None = None
+    status: str | None = None
+    last_transition_time: str | None = None
+
+
+class PodMetaObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """What a pod is called, whose it is, and since when."""
+
+    name: str | None = None
+    generate_name: str | None = None
+    namespace: str | None = None
+    uid: str | None = None
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: dict[str, object] | None = None
+    annotations: dict[str, object] | None = None
+    owner_references: list[OwnerObject | None] | None = None
+
+
+class PodSpecObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """What a pod asks for, and where it is."""
+
+    containers: list[ContainerObject | None] | None = None
+    init_containers: list[ContainerObject | None] | None = None
+    resources: dict[str, object] | None = None
+    overhead: RawAmounts | None = None
+    node_name: str | None = None
+    scheduler_name: str | None = None
+    priority_class_name: str | None = None
+
+
+class PodStatusObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """How far a pod has come."""
+
+    phase: str | None = None
+    nominated_node_name: str | None = None
+    conditions: list[ConditionObject | None] | None = None
+
+
+class PodObject(msgspec.Struct, frozen=True, gc=False):
+    """A pod; for :func:`to_pod`."""
+
+    metadata: PodMetaObject | None = None
+    spec: PodSpecObject | None = None
+    status: PodStatusObject | None = None
+
+
+class NodeMetaObject(msgspec.Struct, frozen=True, gc=False):
+    """What a node is called."""
+
+    name: str | None = None
+
+
+class NodeStatusObject(msgspec.Struct, frozen=True, gc=False):
+    """What a node has and offers."""
+
+    capacity: RawAmounts | None = None
+    allocatable: RawAmounts | None = None
+
+
+class NodeObject(msgspec.Struct, frozen=True, gc=False):
+    """A node; for :func:`to_node`."""
+
+    metadata: NodeMetaObject | None = None
+    status: NodeStatusObject | None = None
+
+
+_NO_META, _NO_SPEC, _NO_STATUS = PodMetaObject(), PodSpecObject(), PodStatusObject()
+_NO_CONTAINER, _NO_RESOURCES = ContainerObject(), ResourcesObject()
+
+
+def to_pod(value: PodObject) -> Pod:
+    """
+    Make of an object what :meth:`Pod.from_manifest` makes of its JSON, about ten times faster.
+
+    Raises:
+        ManifestError: If a quantity cannot be read; the message gives its path.
+    """
+    metadata, spec, status = value.metadata or _NO_META, value.spec or _NO_SPEC, value.status or _NO_STATUS
+    try:
+        return Pod(
+            name=metadata.name or metadata.generate_name or "",
+            namespace=metadata.namespace or "default",
+            uid=metadata.uid or "",
+            containers=_containers(spec.containers),
+            init_containers=_containers(spec.init_containers),
+            # Few pods have them.
+            pod_level=Pod.from_manifest({"spec": {"resources": spec.resources}}).pod_level if spec.resources else None,
+            overhead=_amounts(spec.overhead),
+            node_name=intern(spec.node_name or ""),  # thousands of pods name the same few
+            nominated_node_name=status.nominated_node_name or "",
+            scheduled_at=_scheduled_at(status.conditions),
+            created_at=_instant(metadata.creation_timestamp),
+            is_terminal=is_terminal_phase(status.phase),
+            is_deleting=metadata.deletion_timestamp is not None,
+            scheduler_name=spec.scheduler_name or "",
+            priority_class=spec.priority_class_name or "",
+            is_daemon=any(owner is not None and owner.kind == "DaemonSet" for owner in metadata.owner_references or ()),
+            labels=own_entries(metadata.labels),
+            annotations=own_entries(metadata.annotations),
+        )
+    except QuantityError:
+        return Pod.from_manifest(msgspec.to_builtins(value))  # which tells where it stands
+
+
+def to_node(value: NodeObject) -> Node:
+    """
+    Make of an object what :meth:`Node.from_manifest` makes of its JSON.
+
+    Raises:
+        ManifestError: If it has no name, or a quantity cannot be read; the message gives the path.
+    """
+    status = value.status or NodeStatusObject()
+    try:
+        if value.metadata is not None and value.metadata.name:
+            return Node(value.metadata.name, _amounts(status.capacity), _amounts(status.allocatable))
+    except QuantityError:
+        pass  # and told by the other path, with where it stands
+    return Node.from_manifest(msgspec.to_builtins(value))
+
+
+def _containers(listed: Sequence[ContainerObject | None] | None) -> tuple[Container, ...]:
+    return tuple([_container(each or _NO_CONTAINER) for each in listed]) if listed else ()
+
+
+def _container(value: ContainerObject) -> Container:
+    resources = value.resources or _NO_RESOURCES
+    return Container(value.name or "", _amounts(resources.requests), _amounts(resources.limits), value.restart_policy == "Always")
+
+
+def _amounts(amounts: RawAmounts | None) -> Amounts:
+    parse = Quantity.parse
+    return {name: parse(amount) for name, amount in amounts.items()} if amounts else {}
+
+
+def _scheduled_at(conditions: Sequence[ConditionObject | None] | None) -> float:
+    for condition in conditions or ():
+        if condition is not None and condition.type == "PodScheduled" and condition.status == "True":
+            return _instant(condition.last_transition_time)
+    return math.nan
+
+
+def _instant(text: str | None) -> float:
+    return math.nan if text is None else parse_instant(text)
