@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import reprlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeGuard, get_args
+from typing import Final, Literal, TypeGuard, get_args
 
 from trimaran_client.errors import PolicyArgumentError
 from trimaran_client.snapshot import MetricSelector, Pick
@@ -55,12 +56,32 @@ class MetricChoice:
         return MetricSelector(metric_type, (self.statistic,) if self.statistic else operators, self.window, pick)
 
 
-ANY_METRIC = MetricChoice()
+ANY_METRIC: Final = MetricChoice()
 
 
-def number_problems(**values: object) -> list[str]:
-    """List the values that are not numbers, or not finite."""
-    return [f"{name} is {reprlib.repr(value)}; give a finite number" for name, value in values.items() if not is_number(value)]
+@dataclass(frozen=True, slots=True)
+class NumberRange:
+    """What a number may be, and how that is told."""
+
+    is_inside: Callable[[float], bool]
+    told: str
+
+    def problems(self, **values: object) -> list[str]:
+        """List the values that are not finite numbers, or out of the range."""
+        return [
+            f"{name} is {reprlib.repr(value)}; give {self.told if is_number(value) else 'a finite number'}"
+            for name, value in values.items()
+            if not is_number(value) or not self.is_inside(value)
+        ]
+
+
+ANY_NUMBER: Final = NumberRange(lambda _: True, "a finite number")
+AT_LEAST_ZERO: Final = NumberRange(lambda value: value >= 0, "a number of at least 0")
+ABOVE_ZERO: Final = NumberRange(lambda value: value > 0, "a number above 0")
+WHOLE: Final = NumberRange(lambda value: isinstance(value, int) and value >= 0, "a whole number of at least 0")
+WHOLE_ABOVE_ZERO: Final = NumberRange(lambda value: isinstance(value, int) and value >= 1, "a whole number of at least 1")
+PERCENT: Final = NumberRange(lambda value: 0 < value < 100, "a percentage above 0 and below 100")
+SHARE: Final = NumberRange(lambda value: 0 <= value <= 1, "a number from 0 to 1")
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -87,19 +108,27 @@ def raise_problems(policy: str, problems: list[str]) -> None:
         PolicyArgumentError: Naming the policy and every problem.
     """
     if problems:
-        raise PolicyArgumentError(f"{policy}: {'; '.join(problems)}")
+        raise PolicyArgumentError.of(policy, problems)
 
 
-def upstream_number(policy: str, args: Mapping[str, object], name: str, default: float) -> float:
-    """
-    Read a number from a plugin's own arguments; an absent or null one takes the default.
-
-    Raises:
-        PolicyArgumentError: If it is not a number.
-    """
+def upstream_number(args: Mapping[str, object], name: str, default: float, problems: list[str]) -> float:
+    """Read a number from a plugin's own arguments; an absent or null one takes the default, and what is no number goes to *problems*."""
     value = args.get(name)
     if value is None:
         return default
-    if not is_number(value):
-        raise PolicyArgumentError(f"{policy}: {name} is {reprlib.repr(value)}; give a finite number")
-    return float(value)
+    if is_number(value):
+        return float(value)
+    problems.append(f"{name} is {reprlib.repr(value)}; give a finite number")
+    return default
+
+
+def metric_choices(args: object) -> Iterator[MetricChoice]:
+    """Go through the metrics that arguments of a policy choose, those of nested targets too."""
+    if isinstance(args, MetricChoice):
+        yield args
+    elif isinstance(args, tuple | list):
+        for each in args:
+            yield from metric_choices(each)
+    elif dataclasses.is_dataclass(args) and not isinstance(args, type):
+        for field in dataclasses.fields(args):
+            yield from metric_choices(getattr(args, field.name))
