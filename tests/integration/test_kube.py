@@ -436,11 +436,21 @@ async def test_report_62_sockets_stay_level(api: FakeApiServer, client: KubeClie
 # Lists
 
 
+async def list_things(client: KubeClient, **params: str) -> tuple[list[Thing], str]:
+    """Put the pages together; answer the things and the version to watch from."""
+    things: list[Thing] = []
+    version = ""
+    async for page in client.list_pages(NODES, Thing, params=params, timeout_seconds=5):
+        things = page.items if page.is_first else things + page.items
+        version = page.resource_version
+    return things, version
+
+
 async def test_list_comes_in_pages(api: FakeApiServer, client: KubeClient) -> None:
     api.put_nodes(*(make_node(f"n{i}") for i in range(1201)))
-    listing = await client.list_objects(NODES, Thing, params={"labelSelector": "a"}, timeout_seconds=5)
-    assert [thing.metadata.name for thing in listing.items or ()] == [f"n{i}" for i in range(1201)]
-    assert listing.metadata.resource_version == "1301"
+    things, version = await list_things(client, labelSelector="a")
+    assert [thing.metadata.name for thing in things] == [f"n{i}" for i in range(1201)]
+    assert version == "1301"
     pages = [dict(r.query) for r in api.requests]
     assert pages == [{"labelSelector": "a", "limit": "500"} | extra for extra in ({}, {"continue": "500"}, {"continue": "1000"})]
 
@@ -448,16 +458,15 @@ async def test_list_comes_in_pages(api: FakeApiServer, client: KubeClient) -> No
 async def test_list_whose_next_page_is_gone_is_fetched_whole(api: FakeApiServer, client: KubeClient) -> None:
     api.put_nodes(*(make_node(f"n{i}") for i in range(501)))
     api.continue_expired = True
-    listing = await client.list_objects(NODES, Thing, timeout_seconds=5)
-    assert len({thing.metadata.name for thing in listing.items or ()}) == len(listing.items or ()) == 501
+    things, _ = await list_things(client)
+    assert len({thing.metadata.name for thing in things}) == len(things) == 501
     assert dict(api.requests[-1].query) == {}
 
 
 @pytest.mark.parametrize("items", [[], None])
 async def test_list_of_nothing(api: FakeApiServer, client: KubeClient, items: list[object] | None) -> None:
     api.replies[NODES] = Reply(body={"metadata": {"resourceVersion": "5"}, "items": items})
-    listing = await client.list_objects(NODES, Thing, timeout_seconds=5)
-    assert (listing.items, listing.metadata.resource_version) == ([], "5")
+    assert await list_things(client) == ([], "5")
 
 
 async def test_library_that_is_not_installed(api: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

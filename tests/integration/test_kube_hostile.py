@@ -25,7 +25,7 @@ async def api() -> AsyncIterator[FakeApiServer]:
 
 async def list_nodes(api: FakeApiServer, tmp_path: Path) -> Any:
     async with KubeClient(api.write_kubeconfig(tmp_path / "config")) as kube:
-        return await kube.list_objects(NODES, Node, timeout_seconds=5)
+        return [page async for page in kube.list_pages(NODES, Node, timeout_seconds=5)]
 
 
 @pytest.mark.parametrize("body", [{}, {"foo": 1}, {"kind": "Status", "status": "Failure", "code": 500}])

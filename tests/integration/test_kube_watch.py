@@ -244,7 +244,7 @@ async def test_report_60_gone_lists_again(
         await wait_for(api, lambda: api.open_watches == 1)
         assert set(view.objects) == {"n1", "n3"}
         assert view.last_error is None
-    assert recorder.told == ["update n1 4", "update n2 8", "relist", "delete n2 8", "update n3 4", "relist"]
+    assert recorder.told == ["update n1 4", "update n2 8", "relist", "update n3 4", "delete n2 8", "relist"]
     assert (api.count(NODES), api.count(NODES, watch=True)) == (2, 3)
     assert not caplog.records
 

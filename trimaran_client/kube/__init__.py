@@ -7,15 +7,16 @@ It is imported when a client is opened, not before: it takes about a second and 
 """
 
 from trimaran_client.kube.access import AccessPlace, find_access
-from trimaran_client.kube.client import KubeClient, ObjectList, ObjectMeta, WatchEvent
+from trimaran_client.kube.client import KubeClient
 from trimaran_client.kube.listwatch import ListWatch, ListWatchListener, ObjectSelection, WatchTimes
+from trimaran_client.kube.wire import ListPage, ObjectMeta, WatchEvent
 
 __all__ = [
     "AccessPlace",
     "KubeClient",
+    "ListPage",
     "ListWatch",
     "ListWatchListener",
-    "ObjectList",
     "ObjectMeta",
     "ObjectSelection",
     "WatchEvent",

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
 from trimaran_client.bodies import read_past
 from trimaran_client.errors import KubernetesConfigError, KubernetesReplyError, KubernetesStatusError, KubernetesUnreachableError
 from trimaran_client.kube.access import Session, find_access, open_first, open_session
+from trimaran_client.kube.wire import ListPage, ObjectList, ReplyT, WatchEvent, decode, read_event, read_reason, redact
 
 if TYPE_CHECKING:
     import aiohttp
-    from kubernetes_asyncio.client import Configuration
 
 # As client-go's pager: 500 nodes are some 5 MB of JSON, which hold the event loop for about 3 ms each time.
 PAGE_SIZE = 500
@@ -31,80 +29,6 @@ MAX_REPLY_BYTES = 512 * 1024 * 1024
 MAX_LINE_BYTES = 64 * 1024 * 1024
 MAX_ERROR_BYTES = 64 * 1024
 MAX_OBJECTS = 2_000_000
-_BODY_START_CHARACTERS = 200
-_CREDENTIALS = re.compile(r"//[^/@\s]+@")
-_BEARER = re.compile(r"(?i)\b(bearer)[\s:]+[^\s\"',;]+")
-
-ReplyT = TypeVar("ReplyT")
-
-
-class ObjectMeta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """What identifies an object; a resource version says equal or not equal, never older or newer."""
-
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    resource_version: str = ""
-
-
-class KubeObject(Protocol):
-    """A struct for one kind of object: its metadata, and whatever fields its user needs."""
-
-    @property
-    def metadata(self) -> ObjectMeta:
-        """Answer the object's identity."""
-        ...
-
-
-ObjectT = TypeVar("ObjectT", bound=KubeObject)
-
-
-class ListMeta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Where a list stands: the version to watch from, and the token of the next page."""
-
-    resource_version: str = ""
-    continue_token: str = msgspec.field(name="continue", default="")
-
-
-class ObjectList(msgspec.Struct, Generic[ReplyT], frozen=True):
-    """
-    A list as the API writes it; ``null`` stands for no items.
-
-    An answer without ``items`` is no list, whatever its status: taking it for an empty one would lose every object.
-    """
-
-    items: list[ReplyT] | None
-    metadata: ListMeta = ListMeta()
-
-
-@dataclass(frozen=True, slots=True)
-class WatchEvent(Generic[ReplyT]):
-    """
-    One line of a watch.
-
-    Args:
-        kind: ``ADDED``, ``MODIFIED``, ``DELETED`` or ``BOOKMARK``.
-        metadata: Of the object; a bookmark's has only the resource version.
-        object: Given when added or modified; a deletion may carry metadata only, so that nobody should read more of it.
-    """
-
-    kind: str
-    metadata: ObjectMeta
-    object: ReplyT | None
-
-
-class _Line(msgspec.Struct, frozen=True):
-    type: str
-    object: msgspec.Raw
-
-
-class _Reference(msgspec.Struct, frozen=True):
-    metadata: ObjectMeta = ObjectMeta()
-
-
-class _Status(msgspec.Struct, frozen=True):
-    message: str = ""
-    code: int = 0
 
 
 class KubeClient:
@@ -162,7 +86,7 @@ class KubeClient:
                 body = await read_past(response.content.iter_any(), MAX_REPLY_BYTES)
                 if len(body) > MAX_REPLY_BYTES:
                     raise KubernetesReplyError(f"GET {path}: more than {MAX_REPLY_BYTES} bytes; that is no answer of an API server")
-        return _decode(body, reply_type, path)
+        return decode(body, reply_type, path)
 
     async def create(self, path: str, body: object, *, timeout_seconds: float) -> None:
         """
@@ -175,13 +99,18 @@ class KubeClient:
             async with asyncio.timeout(timeout_seconds), await self._send(path, NO_PARAMS, body=msgspec.to_builtins(body)) as response:
                 await _read_start(response)
 
-    async def list_objects(
+    async def list_pages(
         self, path: str, object_type: type[ReplyT], *, params: Mapping[str, str] = NO_PARAMS, timeout_seconds: float
-    ) -> ObjectList[ReplyT]:
-        """Get a whole list, in pages; the arguments and errors are those of :meth:`get`, the timeout is for each page."""
+    ) -> AsyncIterator[ListPage[ReplyT]]:
+        """
+        Get a list page by page, so that nobody needs to hold all of it.
+
+        The arguments and errors are those of :meth:`get`; the timeout is for each page. With ``msgspec.Raw`` for *object_type* each object
+        can be read by itself, so that a bad one spoils no other.
+        """
         page_type = ObjectList[object_type]  # type: ignore[valid-type]  # a type that is only known at run time
         query = {**params, "limit": str(PAGE_SIZE)}
-        items: list[ReplyT] = []
+        count = 0
         while True:
             try:
                 page = await self.get(path, page_type, params=query, timeout_seconds=timeout_seconds)
@@ -189,14 +118,15 @@ class KubeClient:
                 if error.status != HTTPStatus.GONE or "continue" not in query or "limit" not in query:
                     raise
                 # The first page is older than what the server remembers: ask for everything at once, as client-go does.
-                query = dict(params)
-                items.clear()
+                query, count = dict(params), 0
                 continue
-            items += page.items or ()
-            if len(items) > MAX_OBJECTS or (page.metadata.continue_token and not page.items):
-                raise KubernetesReplyError(f"GET {path}: a list without end: {len(items)} objects and more to come")
+            items = page.items or []
+            count += len(items)
+            if count > MAX_OBJECTS or (page.metadata.continue_token and not items):
+                raise KubernetesReplyError(f"GET {path}: a list without end: {count} objects and more to come")
+            yield ListPage(items, page.metadata.resource_version, is_first="continue" not in query)
             if not page.metadata.continue_token:
-                return ObjectList(items=items, metadata=page.metadata)
+                return
             query["continue"] = page.metadata.continue_token
 
     @contextlib.asynccontextmanager
@@ -216,7 +146,7 @@ class KubeClient:
         Raises:
             KubernetesUnreachableError: As for :meth:`get`, also when a watch breaks off or stays silent; its regular end ends the events.
             KubernetesStatusError: As for :meth:`get`, also for an event of the type ``ERROR``; ``status`` is then its code.
-            KubernetesReplyError: For an event that cannot be read.
+            KubernetesReplyError: For a line that is no event; an object that cannot be read is told in its event.
             KubernetesConfigError: As for :meth:`get`.
         """
         with _translated_errors(path, timeout_seconds):
@@ -261,7 +191,7 @@ class KubeClient:
             if response.status in (HTTPStatus.OK, HTTPStatus.CREATED):
                 return response
             async with response:
-                reason = redact(_read_reason(await _read_start(response)), session.api.configuration)
+                reason = redact(read_reason(await _read_start(response)), session.api.configuration)
             if response.status == HTTPStatus.UNAUTHORIZED and may_renew and await self._renew(session):
                 may_renew = False
                 continue
@@ -297,21 +227,6 @@ async def _read_start(response: aiohttp.ClientResponse) -> bytes:
     return (await read_past(response.content.iter_any(), MAX_ERROR_BYTES))[:MAX_ERROR_BYTES]
 
 
-def redact(text: str, configuration: Configuration | None = None) -> str:
-    """
-    Take secrets out of text that others will read: credentials in an address, bearer tokens, and the token in use.
-
-    >>> redact("502 from https://admin:secret@host:6443; authorization: Bearer abc.def")
-    '502 from https://…@host:6443; authorization: Bearer …'
-    """
-    text = _BEARER.sub(r"\1 …", _CREDENTIALS.sub("//…@", text))
-    for value in configuration.api_key.values() if configuration is not None else ():
-        token = str(value).removeprefix("Bearer ").strip()
-        if token:
-            text = text.replace(token, "…")
-    return text
-
-
 @contextlib.contextmanager
 def _translated_errors(path: str, timeout_seconds: float) -> Iterator[None]:
     import aiohttp
@@ -333,14 +248,8 @@ def _translated_errors(path: str, timeout_seconds: float) -> Iterator[None]:
 async def _read_events(
     stream: aiohttp.StreamReader, object_type: type[ReplyT], path: str, silence_seconds: float
 ) -> AsyncGenerator[WatchEvent[ReplyT], None]:
-    async for text in _read_lines(stream, path, silence_seconds):
-        line = _decode(text, _Line, path)
-        if line.type == "ERROR":
-            status = _decode(line.object, _Status, path)
-            message = f"GET {path}: the watch ended with {status.code}: {status.message}"
-            raise KubernetesStatusError(message, status=status.code, reason=status.message)
-        value = _decode(line.object, object_type, path) if line.type in ("ADDED", "MODIFIED") else None
-        yield WatchEvent(line.type, _decode(line.object, _Reference, path).metadata, value)
+    async for line in _read_lines(stream, path, silence_seconds):
+        yield read_event(line, object_type, path)
 
 
 async def _read_lines(stream: aiohttp.StreamReader, path: str, silence_seconds: float) -> AsyncIterator[bytes]:
@@ -361,20 +270,3 @@ async def _read_lines(stream: aiohttp.StreamReader, path: str, silence_seconds: 
         pieces.append(rest)
         if sum(map(len, pieces)) > MAX_LINE_BYTES:
             raise KubernetesReplyError(f"GET {path}: an event of more than {MAX_LINE_BYTES} bytes; that is no watch of an API server")
-
-
-def _decode(body: bytes | msgspec.Raw, reply_type: type[ReplyT], path: str) -> ReplyT:
-    try:
-        return msgspec.json.decode(body, type=reply_type)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        start = bytes(body)[:_BODY_START_CHARACTERS]
-        told = redact(f"{error}; it starts {start!r}")
-        raise KubernetesReplyError(f"GET {path}: not what the API documents: {told}; check the address") from error
-
-
-def _read_reason(body: bytes) -> str:
-    """Get the message of a ``Status``, or the start of a body that is not one."""
-    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        if message := msgspec.json.decode(body, type=_Status).message:
-            return message
-    return body[:_BODY_START_CHARACTERS].decode(errors="replace").strip()

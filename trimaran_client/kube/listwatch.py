@@ -12,11 +12,15 @@ from http import HTTPStatus
 from types import MappingProxyType, TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
-from trimaran_client.errors import KubernetesError, KubernetesStatusError
-from trimaran_client.kube.client import KubeClient, ObjectMeta, ObjectT, WatchEvent
+import msgspec
+
+from trimaran_client.errors import KubernetesError, KubernetesReplyError, KubernetesStatusError, ManifestError
+from trimaran_client.kube.client import KubeClient
+from trimaran_client.kube.wire import ObjectMeta, WatchEvent, decode, read_metadata
 
 logger = logging.getLogger(__name__)
 
+ObjectT = TypeVar("ObjectT")
 ListenedT = TypeVar("ListenedT", contravariant=True)
 
 
@@ -31,6 +35,7 @@ class ObjectSelection(Generic[ObjectT]):
         key: What the objects are kept by, unique among them; from the metadata, since a deletion may carry nothing else.
         field_selector: As for ``kubectl get --field-selector``.
         label_selector: As for ``kubectl get --selector``.
+        keep: What to keep of an object until it is gone; by default all of it. Of 150,000 pods that would be hundreds of megabytes.
     """
 
     path: str
@@ -38,6 +43,7 @@ class ObjectSelection(Generic[ObjectT]):
     key: Callable[[ObjectMeta], str]
     field_selector: str = ""
     label_selector: str = ""
+    keep: Callable[[ObjectT], ObjectT] | None = None
 
     @property
     def params(self) -> dict[str, str]:
@@ -73,14 +79,19 @@ class WatchTimes:
 
 
 class ListWatchListener(Protocol[ListenedT]):
-    """Hears of every change, in order, within the event loop; must neither block nor raise."""
+    """Hears of every change, in order, within the event loop; must neither block nor raise, but for what is said below."""
 
     def on_update(self, key: str, value: ListenedT) -> None:
-        """Take an object that is new or has changed."""
+        """
+        Take an object that is new or has changed.
+
+        Raises:
+            ManifestError: If there is no reading it: it is counted, logged once, and the next object is taken.
+        """
         ...
 
     def on_delete(self, key: str, value: ListenedT) -> None:
-        """Take the last known state of an object that is gone."""
+        """Take what was kept of the last known state of an object that is gone."""
         ...
 
     def on_relist(self) -> None:
@@ -94,7 +105,8 @@ class ListWatch(Generic[ObjectT]):
 
     A watch that ends is opened again from where it stood. The list is fetched again when the server no longer remembers that point
     (410), and after two failures in a row; objects that vanished meanwhile are removed then. While the server cannot be reached the
-    objects stay as they were. A failure is logged when it begins or changes, and its end is logged, not each attempt.
+    objects stay as they were. A failure is logged when it begins or changes, and its end is logged, not each attempt. An object that cannot
+    be read is left as it was known, and logged once; all others are not touched by it.
 
     Args:
         client: An open client; it must outlive this.
@@ -103,10 +115,12 @@ class ListWatch(Generic[ObjectT]):
         times: How long to wait for what.
 
     Attributes:
-        objects: Key → object, a live view; read it in one go, or copy it: it changes whenever the event loop runs.
+        objects: Key → what is kept of the object, a live view; read it in one go, or copy it: it changes whenever the event loop runs.
         attempted: Set once the first list came or failed.
         synced: Set once the first list came.
         last_error: Why the objects may be out of date; ``None`` while a watch is open.
+        event_count: How many changes were told so far, bookmarks left out.
+        unreadable_count: How many of them could not be read.
     """
 
     def __init__(
@@ -122,6 +136,8 @@ class ListWatch(Generic[ObjectT]):
         self._listener = listener
         self._times = times or WatchTimes()
         self._objects: dict[str, ObjectT] = {}
+        self._versions: dict[str, str] = {}  # of every object that is there, readable or not
+        self._unreadable: set[str] = set()
         self._resource_version = ""  # empty: list before the next watch
         self._eventless_attempts = 0
         self._heard_at = -float("inf")
@@ -130,6 +146,8 @@ class ListWatch(Generic[ObjectT]):
         self.attempted = asyncio.Event()
         self.synced = asyncio.Event()
         self.last_error: KubernetesError | None = None
+        self.event_count = 0
+        self.unreadable_count = 0
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run(), name=f"list and watch {self._selection.path}")
@@ -163,18 +181,19 @@ class ListWatch(Generic[ObjectT]):
             await asyncio.sleep(self._times.pause_seconds(self._eventless_attempts))
 
     async def _list(self) -> None:
-        selection = self._selection
-        listing = await self._client.list_objects(
-            selection.path, selection.object_type, params=selection.params, timeout_seconds=self._times.request_timeout_seconds
+        selection, found, version = self._selection, set[str](), ""
+        pages = self._client.list_pages(
+            selection.path, msgspec.Raw, params=selection.params, timeout_seconds=self._times.request_timeout_seconds
         )
-        self._heard_at = time.monotonic()
-        # An object without a name is none that could be kept.
-        found = {key: value for value in listing.items or () if (key := selection.key(value.metadata))}
-        for key in self._objects.keys() - found.keys():
+        async for page in pages:
+            self._heard_at = time.monotonic()
+            if page.is_first:
+                found.clear()
+            found.update(self._take(item) for item in page.items)
+            version = page.resource_version
+        for key in self._versions.keys() - found:
             self._delete(key)
-        for key, value in found.items():
-            self._update(key, value)
-        self._resource_version = listing.metadata.resource_version
+        self._resource_version = version
         if self._listener is not None:
             self._listener.on_relist()
         self.synced.set()
@@ -207,27 +226,65 @@ class ListWatch(Generic[ObjectT]):
             logger.debug("%s: listing again: %s", self._selection.path, error)
             self._resource_version = ""
 
+    def _take(self, item: msgspec.Raw) -> str:
+        """Take an object of a list and answer its key; one that was listed before and has not changed is not read."""
+        selection, metadata = self._selection, ObjectMeta()
+        try:
+            metadata = read_metadata(item, selection.path)
+            if not self._is_known(metadata):
+                self._update(metadata, decode(item, selection.object_type, selection.path))
+        except KubernetesReplyError as error:
+            self._set_aside(metadata, error)
+        return selection.key(metadata)
+
     def _apply(self, event: WatchEvent[ObjectT]) -> None:
         self._heard_at = time.monotonic()
         self._eventless_attempts = 0
-        if event.object is not None:
-            self._update(self._selection.key(event.metadata), event.object)
+        if event.error is not None:
+            self._set_aside(event.metadata, event.error)
+        elif event.object is not None:
+            if not self._is_known(event.metadata):
+                self._update(event.metadata, event.object)
         elif event.kind == "DELETED":
             self._delete(self._selection.key(event.metadata))
         self._resource_version = event.metadata.resource_version or self._resource_version
 
-    def _update(self, key: str, value: ObjectT) -> None:
-        known = self._objects.get(key)
-        if known is not None and known.metadata == value.metadata and value.metadata.resource_version:
-            return  # listed again unchanged
-        self._objects[key] = value
-        if self._listener is not None:
-            self._listener.on_update(key, value)
+    def _is_known(self, metadata: ObjectMeta) -> bool:
+        return bool(metadata.resource_version) and self._versions.get(self._selection.key(metadata)) == _version_of(metadata)
+
+    def _update(self, metadata: ObjectMeta, value: ObjectT) -> None:
+        key, keep = self._selection.key(metadata), self._selection.keep
+        if not key:
+            return  # an object without a name is none that could be kept
+        self.event_count += 1
+        self._versions[key] = _version_of(metadata)
+        self._objects[key] = value if keep is None else keep(value)
+        try:
+            if self._listener is not None:
+                self._listener.on_update(key, value)
+            self._unreadable.discard(key)
+        except ManifestError as error:
+            self._set_aside(metadata, error)
 
     def _delete(self, key: str) -> None:
+        self._versions.pop(key, None)
+        self._unreadable.discard(key)
         value = self._objects.pop(key, None)
-        if value is not None and self._listener is not None:
-            self._listener.on_delete(key, value)
+        if value is not None:
+            self.event_count += 1
+            if self._listener is not None:
+                self._listener.on_delete(key, value)
+
+    def _set_aside(self, metadata: ObjectMeta, error: KubernetesReplyError | ManifestError) -> None:
+        """Leave the object as it is known, and do not read this state of it again."""
+        self.unreadable_count += 1
+        key = self._selection.key(metadata)
+        if key:
+            self._versions[key] = _version_of(metadata)
+        if key not in self._unreadable:
+            self._unreadable.add(key)
+            name = f"{metadata.namespace}/{metadata.name}".strip("/") or "without a name"
+            logger.warning("%s: object %s cannot be read and is left out: %s", self._selection.path, name, error)
 
     def _report_failure(self, error: KubernetesError) -> None:
         if str(error) != str(self.last_error):
@@ -239,3 +296,8 @@ class ListWatch(Generic[ObjectT]):
         if self.last_error is not None:
             logger.info("%s: the watch works again; it follows %d objects", self._selection.path, len(self._objects))
         self.last_error = None
+
+
+def _version_of(metadata: ObjectMeta) -> str:
+    """Make what differs between any two states of any two objects of one key."""
+    return f"{metadata.uid} {metadata.resource_version}"
