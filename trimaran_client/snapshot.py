@@ -212,6 +212,10 @@ class LoadSnapshot:
         """Answer itself: a snapshot is a source that never has a newer one."""
         return self
 
+    def age_seconds(self, now: float) -> float:
+        """Answer how old the newest sample of all nodes is at *now*, Unix seconds; infinite where the reply names none."""
+        return max(0.0, now - self.window_end_at) if self.window_end_at else math.inf
+
     def column(self, metric_type: str, operators: tuple[str, ...], *, pick: Pick = "last") -> FloatArray:
         """
         Select one value for each node: the first or last metric, in reply order, of a type and any of some operators.

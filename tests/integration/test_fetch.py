@@ -21,8 +21,8 @@ from trimaran_client import (
     WatcherNotReadyError,
     WatcherStatusError,
     WatcherUnreachableError,
-    fetch,
 )
+from trimaran_client.fetch import connection
 
 ROOT = Path(__file__).parents[2]
 GOOD = b'{"source": "fake", "data": {"NodeMetricsMap": {"n1": {"metrics": [{"type": "CPU", "operator": "AVG", "value": 12.5}]}}}}'
@@ -156,12 +156,12 @@ async def test_nobody_there_is_an_error_that_says_where() -> None:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         async with WatcherClient(f"http://127.0.0.1:{port}", deadline_seconds=0.3) as client:
-            with pytest.raises(WatcherUnreachableError, match=f":{port}/watcher: .*check that the load watcher runs there"):
+            with pytest.raises(WatcherUnreachableError, match=f":{port}/api/v1/snapshot: .*check that the load watcher runs there"):
                 await client.fetch_snapshot()
 
 
 async def test_a_reply_without_end_is_not_read_into_memory(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "MAX_REPLY_BYTES", 1000)
+    monkeypatch.setattr(connection, "MAX_REPLY_BYTES", 1000)
     handler, _ = answers(web.Response(body=b" " * 5000))
     async with WatcherClient(await serve(handler)) as client:
         with pytest.raises(SnapshotDecodeError, match="more than 1000 bytes"):
@@ -215,7 +215,7 @@ async def test_leaving_the_blocking_client_ends_what_another_thread_waits_for(se
 
 @pytest.mark.parametrize("deadline", [float("nan"), float("inf"), 0.0, -1.0])
 def test_a_deadline_that_is_none_is_refused(deadline: float) -> None:
-    with pytest.raises(WatcherError, match="give numbers above 0"):
+    with pytest.raises(WatcherError, match="give a number above 0"):
         WatcherClient("http://127.0.0.1:1", deadline_seconds=deadline)
 
 
