@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trimaran_client.assigned import AssignedPods
+from trimaran_client.capacities import NodeCapacities
 from trimaran_client.errors import (
     KubernetesError,
     ManifestError,
@@ -29,21 +31,31 @@ from trimaran_client.errors import (
     WatcherStatusError,
     WatcherUnreachableError,
 )
-from trimaran_client.policies.base import NodeScore, Reason, Scores, ScoringPolicy
+from trimaran_client.explain import Explanation
+from trimaran_client.policies.arguments import MetricChoice
+from trimaran_client.policies.base import NodeColumns, NodeScore, Reason, Reasoning, Scores, ScoringPolicy
 from trimaran_client.policies.load_variation_risk_balancing import LoadVariationRiskBalancing, LoadVariationRiskBalancingArgs
 from trimaran_client.policies.low_risk_over_commitment import LowRiskOverCommitment, LowRiskOverCommitmentArgs
 from trimaran_client.policies.peaks import Peaks, PeaksArgs, PowerModel
+from trimaran_client.policies.registry import create_policy, list_policy_names
 from trimaran_client.policies.target_load_packing import TargetLoadPacking, TargetLoadPackingArgs
+from trimaran_client.policies.targets import ResourceTarget
+from trimaran_client.prediction import UsagePrediction
 from trimaran_client.resources import Node, Pod, manifest_items
 from trimaran_client.scorer import Scorer
-from trimaran_client.snapshot import LoadSnapshot
+from trimaran_client.snapshot import LoadSnapshot, SnapshotSource
 from trimaran_client.units import Quantity
 
 if TYPE_CHECKING:
-    from trimaran_client.fetch import BlockingWatcherClient, WatcherClient
+    from trimaran_client.cluster import ClusterFeed
+    from trimaran_client.fetch import BlockingSnapshotFeed, BlockingWatcherClient, SnapshotFeed, WatcherClient
 
 __all__ = [
+    "AssignedPods",
+    "BlockingSnapshotFeed",
     "BlockingWatcherClient",
+    "ClusterFeed",
+    "Explanation",
     "KubernetesError",
     "LoadSnapshot",
     "LoadVariationRiskBalancing",
@@ -51,7 +63,10 @@ __all__ = [
     "LowRiskOverCommitment",
     "LowRiskOverCommitmentArgs",
     "ManifestError",
+    "MetricChoice",
     "Node",
+    "NodeCapacities",
+    "NodeColumns",
     "NodeScore",
     "Peaks",
     "PeaksArgs",
@@ -61,22 +76,29 @@ __all__ = [
     "Quantity",
     "QuantityError",
     "Reason",
+    "Reasoning",
+    "ResourceTarget",
     "Scorer",
     "Scores",
     "ScoringPolicy",
     "SnapshotDecodeError",
+    "SnapshotFeed",
+    "SnapshotSource",
     "TargetLoadPacking",
     "TargetLoadPackingArgs",
     "TrimaranError",
+    "UsagePrediction",
     "WatcherClient",
     "WatcherError",
     "WatcherNotReadyError",
     "WatcherStatusError",
     "WatcherUnreachableError",
+    "create_policy",
+    "list_policy_names",
     "manifest_items",
 ]
 
-_NEED_AIOHTTP = ("BlockingWatcherClient", "WatcherClient")
+_NEED_AIOHTTP = ("BlockingSnapshotFeed", "BlockingWatcherClient", "SnapshotFeed", "WatcherClient")
 
 
 def __getattr__(name: str) -> object:
@@ -84,4 +106,8 @@ def __getattr__(name: str) -> object:
         from trimaran_client import fetch
 
         return getattr(fetch, name)
+    if name == "ClusterFeed":
+        from trimaran_client.cluster import ClusterFeed
+
+        return ClusterFeed
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,6 +22,8 @@ Errors of the client library; each message names the stage, the subject and the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class TrimaranError(Exception):
     """Base of every error that this library raises on purpose."""
@@ -36,7 +38,16 @@ class ManifestError(TrimaranError, ValueError):
 
 
 class PolicyArgumentError(TrimaranError, ValueError):
-    """Arguments that a policy cannot be built from; the message lists every one of them."""
+    """Arguments that a policy cannot be built from; the message lists every one of them, ``problems`` holds them one by one."""
+
+    def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems) or (message,)
+
+    @classmethod
+    def of(cls, policy: str, problems: Sequence[str]) -> PolicyArgumentError:
+        """Make the error of a policy from all that is wrong."""
+        return cls(f"{policy}: {'; '.join(problems)}", problems)
 
 
 class ExtenderConfigError(TrimaranError, ValueError):

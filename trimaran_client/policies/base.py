@@ -172,7 +172,7 @@ class NodeColumns:
         if self.rows is None:
             return NodeSelection(chosen.values, chosen.keys, chosen.positions)
         if self._has_rows:
-            return NodeSelection(*(column.take(self.rows) for column in (chosen.values, chosen.keys, chosen.positions)))
+            return NodeSelection(chosen.values.take(self.rows), chosen.keys.take(self.rows), chosen.positions.take(self.rows))
         return NodeSelection(
             take_rows(chosen.values, self.rows), take_codes(chosen.keys, self.rows), take_codes(chosen.positions, self.rows)
         )

@@ -86,6 +86,8 @@ def uncovered_shares(nodes: NodeColumns, selection: NodeSelection) -> FloatArray
     pods = nodes.pods
     if pods is None or not len(pods.in_flight):
         return np.empty(0)
+    if not nodes.names:
+        return np.ones(len(pods.in_flight))
     candidates = nodes.candidates_of_pods
     # One more at the end, for the index -1 of nodes without the metric.
     lags, spans = np.array([*map(_reach, nodes.snapshot.metrics.key_names), (math.nan, math.nan)]).T

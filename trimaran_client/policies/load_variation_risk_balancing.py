@@ -16,12 +16,13 @@ import numpy as np
 from trimaran_client import wire
 from trimaran_client.policies.arguments import (
     ANY_METRIC,
+    ANY_NUMBER,
+    AT_LEAST_ZERO,
     DEFAULT_MAX_AGE_SECONDS,
     Fallback,
     MetricChoice,
     Preset,
     common_problems,
-    number_problems,
     raise_problems,
     upstream_number,
 )
@@ -71,11 +72,8 @@ class LoadVariationRiskBalancingArgs:
     preset: Preset = "default"
 
     def __post_init__(self) -> None:
-        problems = number_problems(margin=self.margin, sensitivity=self.sensitivity)
-        if not problems and self.preset == "default":
-            for name, value in (("margin", self.margin), ("sensitivity", self.sensitivity)):
-                if value < 0:
-                    problems.append(f"{name} is {value!r}; give a number of at least 0")
+        allowed = AT_LEAST_ZERO if self.preset == "default" else ANY_NUMBER
+        problems = allowed.problems(margin=self.margin, sensitivity=self.sensitivity)
         problems += prediction_problems("prediction", self.prediction)
         problems += self.cpu_metric.problems("cpu_metric") + self.memory_metric.problems("memory_metric")
         problems += common_problems(preset=self.preset, fallback=self.fallback, max_age_seconds=self.max_age_seconds)
@@ -93,7 +91,9 @@ class LoadVariationRiskBalancingArgs:
         Raises:
             PolicyArgumentError: If one is not a number.
         """
-        margin, sensitivity = (upstream_number(_NAME, args, name, 1.0) for name in ("safeVarianceMargin", "safeVarianceSensitivity"))
+        problems: list[str] = []
+        margin, sensitivity = (upstream_number(args, name, 1.0, problems) for name in ("safeVarianceMargin", "safeVarianceSensitivity"))
+        raise_problems(_NAME, problems)
         if defaulting:
             margin, sensitivity = (1.0 if value < 0 else value for value in (margin, sensitivity))
         return cls(margin=margin, sensitivity=sensitivity, preset="upstream")

@@ -8,21 +8,22 @@ difference of the default preset is a row of ``docs/policies.md``.
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from trimaran_client import wire
-from trimaran_client.errors import PolicyArgumentError
 from trimaran_client.policies.arguments import (
     ANY_METRIC,
     DEFAULT_MAX_AGE_SECONDS,
+    SHARE,
+    WHOLE_ABOVE_ZERO,
     Fallback,
     MetricChoice,
     Preset,
     common_problems,
-    number_problems,
     raise_problems,
     upstream_number,
 )
@@ -73,21 +74,9 @@ class LowRiskOverCommitmentArgs:
     preset: Preset = "default"
 
     def __post_init__(self) -> None:
-        numbers = {
-            "smoothing_window": self.smoothing_window,
-            "cpu_risk_limit_weight": self.cpu_risk_limit_weight,
-            "memory_risk_limit_weight": self.memory_risk_limit_weight,
-        }
-        problems = number_problems(**numbers)
-        raise_problems(_NAME, problems)
-        if self.smoothing_window < 1:
-            problems.append(f"smoothing_window is {self.smoothing_window!r}; give at least 1")
-        for name, weight in (
-            ("cpu_risk_limit_weight", self.cpu_risk_limit_weight),
-            ("memory_risk_limit_weight", self.memory_risk_limit_weight),
-        ):
-            if not 0 <= weight <= 1:
-                problems.append(f"{name} is {weight!r}; give a number from 0 to 1")
+        problems = WHOLE_ABOVE_ZERO.problems(smoothing_window=self.smoothing_window) + SHARE.problems(
+            cpu_risk_limit_weight=self.cpu_risk_limit_weight, memory_risk_limit_weight=self.memory_risk_limit_weight
+        )
         problems += self.cpu_metric.problems("cpu_metric") + self.memory_metric.problems("memory_metric")
         problems += common_problems(preset=self.preset, fallback=self.fallback, max_age_seconds=self.max_age_seconds)
         raise_problems(_NAME, problems)
@@ -103,14 +92,17 @@ class LowRiskOverCommitmentArgs:
         Raises:
             PolicyArgumentError: If one is not a number.
         """
-        window = int(upstream_number(_NAME, args, "smoothingWindowSize", DEFAULT_SMOOTHING_WINDOW))
-        weights = args.get("riskLimitWeights") or {}
-        if not isinstance(weights, Mapping):
-            raise PolicyArgumentError(f"{_NAME}: riskLimitWeights is {weights!r}; give a mapping such as {{cpu: 0.5, memory: 0.5}}")
-        cpu, memory = (
-            weight if 0 <= (weight := upstream_number(_NAME, weights, name, DEFAULT_RISK_LIMIT_WEIGHT)) <= 1 else DEFAULT_RISK_LIMIT_WEIGHT
-            for name in (CPU, MEMORY)
-        )
+        problems: list[str] = []
+        window = int(upstream_number(args, "smoothingWindowSize", DEFAULT_SMOOTHING_WINDOW, problems))
+        weights = args.get("riskLimitWeights")
+        if weights is None:
+            weights = {}
+        elif not isinstance(weights, Mapping):
+            problems.append(f"riskLimitWeights is {reprlib.repr(weights)}; give a mapping such as {{cpu: 0.5, memory: 0.5}}")
+            weights = {}
+        cpu, memory = (upstream_number(weights, name, DEFAULT_RISK_LIMIT_WEIGHT, problems) for name in (CPU, MEMORY))
+        cpu, memory = (each if 0 <= each <= 1 else DEFAULT_RISK_LIMIT_WEIGHT for each in (cpu, memory))
+        raise_problems(_NAME, problems)
         return cls(
             smoothing_window=window if window > 0 else DEFAULT_SMOOTHING_WINDOW,
             cpu_risk_limit_weight=cpu,

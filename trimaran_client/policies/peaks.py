@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -104,11 +105,15 @@ class PeaksArgs:
         """
         listed = args.get("nodePowerModel")
         if not isinstance(listed, Mapping) or not all(isinstance(model, Mapping) for model in listed.values()):
-            raise PolicyArgumentError(f"{_NAME}: nodePowerModel is {listed!r}; give a mapping of node names to k0, k1 and k2")
-        models = {
-            str(name): PowerModel(*(upstream_number(_NAME, model, key, 0.0) for key in ("k0", "k1", "k2")))
-            for name, model in listed.items()
-        }
+            told = f"nodePowerModel is {reprlib.repr(listed)}; give a mapping of node names to k0, k1 and k2"
+            raise PolicyArgumentError.of(_NAME, [told])
+        problems: list[str] = []
+        models: dict[str, PowerModel] = {}
+        for name, model in listed.items():
+            of_model: list[str] = []
+            models[str(name)] = PowerModel(*(upstream_number(model, key, 0.0, of_model) for key in ("k0", "k1", "k2")))
+            problems += [f"nodePowerModel of node {name!r}: {each}" for each in of_model]
+        raise_problems(_NAME, problems)
         return cls(models=models, preset="upstream")
 
 

@@ -7,6 +7,7 @@ bit for bit; each difference of the default preset is a row of ``docs/policies.m
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -14,15 +15,19 @@ from typing import Final, Literal
 import numpy as np
 
 from trimaran_client import wire
-from trimaran_client.errors import PolicyArgumentError, QuantityError
+from trimaran_client.errors import QuantityError
 from trimaran_client.policies.arguments import (
+    ABOVE_ZERO,
     ANY_METRIC,
+    ANY_NUMBER,
+    AT_LEAST_ZERO,
     DEFAULT_MAX_AGE_SECONDS,
+    PERCENT,
+    WHOLE,
     Fallback,
     MetricChoice,
     Preset,
     common_problems,
-    number_problems,
     raise_problems,
 )
 from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NodeColumns, Reasoning, Scores, to_score
@@ -87,23 +92,15 @@ class TargetLoadPackingArgs:
     preset: Preset = "default"
 
     def __post_init__(self) -> None:
-        numbers = {
-            "target_percent": self.target_percent,
-            "request_multiplier": self.request_multiplier,
-            "default_request_millicores": self.default_request_millicores,
-        }
-        problems = number_problems(**numbers)
-        if not problems and self.preset == "default":
-            if not 0 < self.target_percent < 100:
-                problems.append(f"target_percent is {self.target_percent!r}; give a percentage above 0 and below 100")
-            if self.request_multiplier < 0:
-                problems.append(f"request_multiplier is {self.request_multiplier!r}; give a number of at least 0")
-            if self.default_request_millicores < 0:
-                problems.append(f"default_request_millicores is {self.default_request_millicores!r}; give a number of at least 0")
+        is_upstream = self.preset == "upstream"
+        problems = [
+            *(ANY_NUMBER if is_upstream else PERCENT).problems(target_percent=self.target_percent),
+            *(ANY_NUMBER if is_upstream else AT_LEAST_ZERO).problems(request_multiplier=self.request_multiplier),
+            *(ANY_NUMBER if is_upstream else WHOLE).problems(default_request_millicores=self.default_request_millicores),
+            *ABOVE_ZERO.problems(weight=self.weight),
+        ]
         problems += prediction_problems("prediction", self.prediction)
         problems += self.cpu_metric.problems("cpu_metric")
-        if number_problems(weight=self.weight) or self.weight <= 0:
-            problems.append(f"weight is {self.weight!r}; give a number above 0")
         if self.combine not in ("minimum", "weights"):
             problems.append(f"combine is {self.combine!r}; choose from minimum, weights")
         if self.preset == "upstream" and self.others:
@@ -128,26 +125,35 @@ class TargetLoadPackingArgs:
             PolicyArgumentError: If one cannot be read.
         """
         # An absent or null argument takes the plugin's default.
+        problems: list[str] = []
         target = args.get("targetUtilization")
         target = DEFAULT_TARGET_PERCENT if target is None else target
         if isinstance(target, bool) or not isinstance(target, int | float) or not abs(target) < _INTEGER_LIMIT or target != int(target):
-            raise PolicyArgumentError(f"TargetLoadPacking: targetUtilization is {target!r}; give a whole number")
+            problems.append(f"targetUtilization is {reprlib.repr(target)}; give a whole number")
+            target = DEFAULT_TARGET_PERCENT
         requests = args.get("defaultRequests")
         if requests is not None and not isinstance(requests, Mapping):
-            raise PolicyArgumentError(f"TargetLoadPacking: defaultRequests is {requests!r}; give a mapping such as {{cpu: 1000m}}")
+            problems.append(f"defaultRequests is {reprlib.repr(requests)}; give a mapping such as {{cpu: 1000m}}")
+            requests = None
+        default_request = DEFAULT_REQUEST_MILLICORES
+        if requests is not None:
+            try:
+                default_request = Quantity.parse(requests.get(CPU)).milli
+            except QuantityError as error:
+                problems.append(f"defaultRequests.cpu: {error}")
         multiplier = args.get("defaultRequestsMultiplier")
-        multiplier = str(DEFAULT_REQUEST_MULTIPLIER) if multiplier is None else multiplier
         try:
-            return cls(
-                target_percent=float(target) if target > 0 else DEFAULT_TARGET_PERCENT,
-                default_request_millicores=DEFAULT_REQUEST_MILLICORES if requests is None else Quantity.parse(requests.get(CPU)).milli,
-                request_multiplier=parse_go_float(multiplier),
-                preset="upstream",
-            )
-        except (QuantityError, ValueError) as error:
-            if isinstance(error, PolicyArgumentError):
-                raise
-            raise PolicyArgumentError(f"TargetLoadPacking: {error}") from error
+            multiplier = DEFAULT_REQUEST_MULTIPLIER if multiplier is None else parse_go_float(multiplier)
+        except ValueError as error:
+            problems.append(f"defaultRequestsMultiplier: {error}")
+            multiplier = DEFAULT_REQUEST_MULTIPLIER
+        raise_problems("TargetLoadPacking", problems)
+        return cls(
+            target_percent=float(target) if target > 0 else DEFAULT_TARGET_PERCENT,
+            default_request_millicores=default_request,
+            request_multiplier=multiplier,
+            preset="upstream",
+        )
 
 
 class TargetLoadPacking:

@@ -14,7 +14,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 
 from trimaran_client import wire
-from trimaran_client.policies.arguments import ANY_METRIC, Fallback, MetricChoice, number_problems
+from trimaran_client.policies.arguments import ABOVE_ZERO, ANY_METRIC, AT_LEAST_ZERO, PERCENT, WHOLE, Fallback, MetricChoice
 from trimaran_client.policies.base import (
     MIN_NODE_SCORE,
     NodeColumns,
@@ -67,23 +67,14 @@ class ResourceTarget:
 
     def problems(self, name: str) -> list[str]:
         """List what is wrong with it; *name* is what its user calls it."""
-        numbers = {
-            f"{name}.target_percent": self.target_percent,
-            f"{name}.default_request": self.default_request,
-            f"{name}.request_multiplier": self.request_multiplier,
-            f"{name}.weight": self.weight,
-            f"{name}.full_amount": 1.0 if self.full_amount is None else self.full_amount,
-        }
-        found = number_problems(**numbers)
-        if not found:
-            if not 0 < self.target_percent < 100:
-                found.append(f"{name}.target_percent is {self.target_percent!r}; give a percentage above 0 and below 100")
-            for key in ("default_request", "request_multiplier"):
-                if getattr(self, key) < 0:
-                    found.append(f"{name}.{key} is {getattr(self, key)!r}; give a number of at least 0")
-            for key, value in (("weight", self.weight), ("full_amount", self.full_amount)):
-                if value is not None and value <= 0:
-                    found.append(f"{name}.{key} is {value!r}; give a number above 0")
+        found = [
+            *PERCENT.problems(**{f"{name}.target_percent": self.target_percent}),
+            *WHOLE.problems(**{f"{name}.default_request": self.default_request}),
+            *AT_LEAST_ZERO.problems(**{f"{name}.request_multiplier": self.request_multiplier}),
+            *ABOVE_ZERO.problems(**{f"{name}.weight": self.weight}),
+        ]
+        if self.full_amount is not None:
+            found += ABOVE_ZERO.problems(**{f"{name}.full_amount": self.full_amount})
         if not self.resource:
             found.append("a resource target has no resource; name it, for example memory")
         if not self.metric_type and self.resource not in _METRIC_TYPES:
