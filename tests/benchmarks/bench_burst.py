@@ -19,9 +19,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from tests.benchmarks.burst_extender import running_trimaran
 from tests.e2e.api import JsonObject
 from tests.e2e.binaries import Binaries, build_all
 from tests.e2e.cluster import Cluster
@@ -75,7 +77,12 @@ async def running_stock(cluster: Cluster, nodes: Sequence[str]) -> AsyncIterator
     yield {}
 
 
-CONTENDERS: Final[Mapping[str, Contender]] = {"stock": running_stock}
+CONTENDERS: Final[Mapping[str, Contender]] = {
+    "stock": running_stock,
+    "trimaran": running_trimaran,
+    # What it would be if a decision did not count until its binding is seen.
+    "trimaran-unassumed": partial(running_trimaran, settings={"assumeSeconds": 0}),
+}
 
 
 async def bench(options: argparse.Namespace) -> list[Burst]:

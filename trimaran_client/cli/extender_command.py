@@ -1,0 +1,101 @@
+"""``trimaran extender``: serve the answers that an unmodified kube-scheduler asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from trimaran_client.errors import TrimaranError
+
+# A scheduler closes an idle connection after 90 s; one that we closed first would cost it a failed question.
+_KEEP_ALIVE_SECONDS: Final = 3600
+_SHUTDOWN_SECONDS: Final = 5
+
+logger = logging.getLogger(__name__)
+
+
+class ListenError(TrimaranError):
+    """The address cannot be listened on."""
+
+
+@click.command()
+@click.option("--config", "config_file", type=click.Path(path_type=Path), help="The configuration, YAML; docs/scheduler.md describes it.")
+@click.option("--watcher", metavar="URL", help="The load watcher's address.  [default: http://127.0.0.1:2020]")
+@click.option("--bind", metavar="HOST:PORT", help="Where to listen.  [default: 127.0.0.1:8888]")
+@click.option("--no-cluster", is_flag=True, help="Do not watch nodes and pods: capacities come from the load watcher, for a first try.")
+@click.option("--kubeconfig", metavar="FILE", help="Access to the cluster.  [default: in-cluster files, $KUBECONFIG, ~/.kube/config]")
+@click.option("--shadow", is_flag=True, help="Log what would be answered, and answer nothing.")
+@click.option("--check", is_flag=True, help="Only check the configuration.")
+def extender(
+    config_file: Path | None,
+    watcher: str | None,
+    bind: str | None,
+    kubeconfig: str | None,
+    *,
+    no_cluster: bool,
+    shadow: bool,
+    check: bool,
+) -> None:
+    """
+    Serve POST /prioritize and /filter for a stock kube-scheduler, scoring nodes by measured load.
+
+    Options on the command line take the place of those in the file. GET /api/v1/decisions and /api/v1/explain?pod=namespace/name tell why.
+    """
+    # Here, so that the other commands start without them.
+    import msgspec
+
+    from trimaran_client.extender.config import ExtenderConfig, load_config
+    from trimaran_client.ops import configure_logging
+
+    config = ExtenderConfig() if config_file is None else load_config(config_file)
+    given: dict[str, Any] = {"watcher": watcher, "bind": bind, "kubeconfig": kubeconfig, "shadow": shadow or None}
+    given["cluster"] = False if no_cluster else None
+    config = msgspec.structs.replace(config, **{name: value for name, value in given.items() if value is not None}).check()
+    if check:
+        click.echo("the configuration is fine")
+        return
+    configure_logging(config.log_level, log_format=config.log_format)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(config))
+
+
+async def _serve(config: Any) -> None:  # noqa: ANN401 - the configuration's module is imported on use only
+    from aiohttp import web
+
+    from trimaran_client.extender.app import create_app, running_extender, settle
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with running_extender(config) as running:
+        app = create_app(running)
+        runner = web.AppRunner(app, access_log=None, keepalive_timeout=_KEEP_ALIVE_SECONDS, shutdown_timeout=_SHUTDOWN_SECONDS)
+        await runner.setup()
+        try:
+            host, port = config.address
+            try:
+                await web.TCPSite(runner, host or None, port).start()
+            except OSError as error:
+                raise ListenError(f"cannot listen on {config.bind}: {os.strerror(error.errno or 0)}; give another --bind") from error
+            logger.info("listening on %s:%s; load from %s", *runner.addresses[0][:2], config.watcher)
+            settle()
+            await stop.wait()
+            logger.info("stopping")
+        finally:
+            await runner.cleanup()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Take uvloop where it is installed (the extra ``speed``), else the loop of the standard library."""
+    try:
+        return importlib.import_module("uvloop").new_event_loop  # type: ignore[no-any-return]
+    except ImportError:
+        return None

@@ -1,0 +1,168 @@
+"""The application: what is wired together, and the life of the feeds behind it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from aiohttp import web
+
+from trimaran_client import ops
+from trimaran_client.assigned import AssignedPods
+from trimaran_client.capacities import NodeCapacities
+from trimaran_client.cluster import ClusterFeed
+from trimaran_client.extender.config import ExtenderConfig
+from trimaran_client.extender.decider import Decider
+from trimaran_client.extender.decisions import DecisionLog
+from trimaran_client.extender.events import EventWriter
+from trimaran_client.extender.handlers import (
+    DECIDER,
+    MAX_BODY_BYTES,
+    TELEMETRY,
+    get_decisions,
+    get_explain,
+    post_filter,
+    post_prioritize,
+    refuse_quietly,
+)
+from trimaran_client.extender.namespaces import Namespaces
+from trimaran_client.extender.profiles import Profiles
+from trimaran_client.extender.telemetry import Telemetry
+from trimaran_client.fetch import SnapshotFeed, WatcherClient
+from trimaran_client.kube import KubeClient
+from trimaran_client.resources import Pod
+
+logger = logging.getLogger(__name__)
+
+# API servers send a bookmark about every minute.
+_SILENT_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Extender:
+    """
+    A running extender.
+
+    Args:
+        decider: What answers.
+        telemetry: Its metrics.
+        ready: Says what is missing for good answers.
+    """
+
+    decider: Decider
+    telemetry: Telemetry
+    ready: ops.Probe
+
+
+class _Alone:
+    """The state of a cluster that is not watched: nothing is expected of it."""
+
+    def problem(self) -> str:
+        """Say nothing."""
+        return ""
+
+
+class _Watched:
+    """The state of a cluster that is."""
+
+    def __init__(self, feed: ClusterFeed) -> None:
+        self._feed = feed
+
+    def problem(self) -> str:
+        """Say whether pods and nodes are up to date."""
+        feed = self._feed
+        cause = f": {feed.last_error}" if feed.last_error is not None else ""
+        if not feed.synced.is_set():
+            return f"the pods and nodes of the cluster are not known yet{cause}"
+        if feed.last_error is not None:
+            return f"the view of the cluster is not kept up to date{cause}"
+        if feed.silent_seconds > _SILENT_SECONDS:
+            return f"the API server has said nothing for {feed.silent_seconds:.0f} s"
+        return ""
+
+
+@asynccontextmanager
+async def running_extender(config: ExtenderConfig, *, clock: Callable[[], float] = time.time) -> AsyncIterator[Extender]:
+    """
+    Run everything behind the answers: the feeds of load, pods and nodes, and the writer of events.
+
+    Nothing is waited for: until they have something, answers are neutral or fall back.
+
+    Raises:
+        KubernetesConfigError: If no access to the cluster is found, and it is to be watched.
+        WatcherError: If the load watcher's address is none.
+    """
+    async with AsyncExitStack() as stack:
+        log = DecisionLog(config.decisions)
+        pods = AssignedPods(hold_seconds=config.hold_seconds, assume_seconds=config.assume_seconds)
+        pods.is_complete = False
+        nodes, feed, namespaces, events = None, None, None, None
+        if config.cluster:
+            client = await stack.enter_async_context(KubeClient(None if config.kubeconfig is None else Path(config.kubeconfig)))
+            nodes = NodeCapacities()
+            if config.events:
+                events = await stack.enter_async_context(EventWriter(client))
+            if config.namespace_overrides:
+                namespaces = await stack.enter_async_context(Namespaces(client))
+
+            def note_bound(pod: Pod) -> None:
+                decision = log.note_bound(pod)
+                if decision is not None and events is not None:
+                    events.submit(decision)
+
+            feed = await stack.enter_async_context(ClusterFeed(client, pods=pods, nodes=nodes, clock=clock, on_bound=note_bound))
+        profiles = Profiles(config.profiles, namespace_entries=namespaces.entries if namespaces is not None else _no_entries)
+        windows, statistics = profiles.needs()
+        watcher = await stack.enter_async_context(WatcherClient(config.watcher, windows=windows, statistics=statistics))
+        load: SnapshotFeed = await stack.enter_async_context(watcher.follow())
+        state = _Alone() if feed is None else _Watched(feed)
+        decider = Decider(config, load=load, pods=pods, nodes=nodes, profiles=profiles, cluster=state, log=log, clock=clock)
+        telemetry = Telemetry(
+            decider.counters,
+            load=load,
+            pods=pods,
+            watch_silent_seconds=lambda: 0.0 if feed is None else feed.silent_seconds,
+            event_outcomes=events.outcomes if events is not None else {},
+            clock=clock,
+            version=version("trimaran"),
+        )
+
+        def ready() -> str | None:
+            failure = f"; the last request failed: {load.failure}" if load.failure is not None else ""
+            return f"{problem}{failure}" if (problem := decider.degraded()) else None
+
+        yield Extender(decider, telemetry, ready)
+
+
+def create_app(extender: Extender) -> web.Application:
+    """Make the application that answers from *extender*."""
+    app = web.Application(middlewares=[refuse_quietly], client_max_size=MAX_BODY_BYTES)
+    app[DECIDER], app[TELEMETRY] = extender.decider, extender.telemetry
+    app.router.add_post("/prioritize", post_prioritize)
+    app.router.add_post("/filter", post_filter)
+    app.router.add_get("/api/v1/decisions", get_decisions)
+    app.router.add_get("/api/v1/explain", get_explain)
+    ops.add_probes(app, live=_alive, ready=extender.ready)
+    ops.add_metrics(app, extender.telemetry.registry)
+    return app
+
+
+def settle() -> None:
+    """Keep the collector of garbage from going through what stays for good: modules and wiring, some 100,000 objects."""
+    gc.collect()
+    gc.freeze()
+
+
+def _alive() -> str | None:
+    """Answering is the proof."""
+    return None
+
+
+def _no_entries(_: str) -> dict[str, str]:
+    return {}

@@ -1,0 +1,260 @@
+"""
+From a scheduler's question to the answer: synchronous, from memory, and never an error.
+
+Whatever fails in here, the scheduler gets the same score for every node, which leaves the choice to its other plugins, and the cause is
+logged and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from trimaran_client.assigned import AssignedPods
+from trimaran_client.capacities import NodeCapacities
+from trimaran_client.errors import ManifestError
+from trimaran_client.extender.config import ExtenderConfig
+from trimaran_client.extender.decisions import Decision, DecisionLog
+from trimaran_client.extender.hot_spots import HotSpots
+from trimaran_client.extender.profiles import Choice, Profiles
+from trimaran_client.extender.wire import (
+    ExtenderArgs,
+    ExtenderBodyError,
+    decode_args,
+    encode_filtered,
+    encode_priorities,
+    to_short_scale,
+)
+from trimaran_client.objects import NodeObject, PodObject, to_node, to_pod
+from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NEUTRAL_NODE_SCORE, NodeColumns, Reason, Scores
+from trimaran_client.resources import Node, Pod
+from trimaran_client.snapshot import LoadSnapshot, SnapshotSource
+
+logger = logging.getLogger(__name__)
+
+NO_SCORES = b"[]"
+_MEASURED = frozenset(
+    {Reason.AT_OR_BELOW_TARGET, Reason.ABOVE_TARGET, Reason.OVER_CAPACITY, Reason.RISK, Reason.BEST_EFFORT, Reason.POWER, Reason.NO_MODEL}
+)
+
+_pod_decoder = msgspec.json.Decoder(PodObject)
+_node_decoder = msgspec.json.Decoder(NodeObject)
+
+
+class ClusterState(Protocol):
+    """Whether what is known of the cluster can be relied on."""
+
+    def problem(self) -> str:
+        """Say what is missing or old; empty where nothing is."""
+        ...
+
+
+@dataclass(slots=True)
+class Counters:
+    """
+    What was answered, for the metrics.
+
+    Args:
+        outcomes: ``scored``, ``neutral``, ``other_scheduler``, ``shadow``, ``filtered``, ``bad_body`` → count.
+        failures: Cause of a neutral answer → count.
+        reasons: Reason code → how many nodes had it.
+        refused_nodes: How many nodes ``/filter`` took out.
+        ignored_wishes: How many wishes of pods and namespaces could not be followed.
+    """
+
+    outcomes: Counter[str]
+    failures: Counter[str]
+    reasons: Counter[str]
+    refused_nodes: int = 0
+    ignored_wishes: int = 0
+
+
+class Decider:
+    """
+    Answer a scheduler.
+
+    Args:
+        config: What was set.
+        load: The measured load.
+        pods: The pods that hold a place.
+        nodes: What nodes have; ``None`` where the cluster is not watched.
+        profiles: What scores a pod.
+        cluster: Whether pods and nodes are up to date.
+        log: Where decisions are remembered.
+        clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        config: ExtenderConfig,
+        *,
+        load: SnapshotSource,
+        pods: AssignedPods,
+        nodes: NodeCapacities | None,
+        profiles: Profiles,
+        cluster: ClusterState,
+        log: DecisionLog,
+        clock: Callable[[], float],
+    ) -> None:
+        self.counters = Counters(Counter(), Counter(), Counter())
+        self.log = log
+        self._config = config
+        self._load = load
+        self._pods = pods
+        self._nodes = nodes
+        self._profiles = profiles
+        self._cluster = cluster
+        self._hot_spots = HotSpots(config.filter)
+        self._clock = clock
+        self._names: dict[str, str] = {}
+        self._named_snapshot: LoadSnapshot | None = None
+
+    def prioritize(self, body: bytes) -> bytes:
+        """
+        Answer ``/prioritize``: a score for each node that was received, none other.
+
+        Raises:
+            ExtenderBodyError: If the body is not a question.
+        """
+        args, names, manifests = self._read(body)
+        try:
+            pod = _read_pod(args.pod)
+            choice = self._profiles.choose(pod)
+            if choice is None:
+                self.counters.outcomes["other_scheduler"] += 1
+                return NO_SCORES
+            decision = self._decide(pod, choice, names, manifests)
+        except Exception as error:  # noqa: BLE001 - a scheduler must go on, whatever we did wrong
+            self._note_failure(error, "prioritize")
+            return self._encode(names, [NEUTRAL_NODE_SCORE] * len(names))
+        if self._config.shadow:
+            self.counters.outcomes["shadow"] += 1
+            return NO_SCORES
+        self.counters.outcomes["scored"] += 1
+        return self._encode(names, decision.values.tolist())
+
+    def filter(self, body: bytes) -> bytes:
+        """
+        Answer ``/filter``: which of the nodes that were received are not too hot.
+
+        Raises:
+            ExtenderBodyError: If the body is not a question.
+        """
+        args, names, _ = self._read(body)
+        refused: dict[str, str] = {}
+        try:
+            pod = _read_pod(args.pod)
+            if self._config.filter.enabled and self._profiles.choose(pod) is not None:
+                refused = self._hot_spots.refused(pod, names, self._load.snapshot, now=self._clock())
+        except Exception as error:  # noqa: BLE001 - as above: nothing is taken out then
+            self._note_failure(error, "filter")
+        self.counters.outcomes["filtered"] += 1
+        if self._config.shadow and refused:
+            logger.info("would take out %s for pod %s/%s", refused, pod.namespace, pod.name)
+            refused = {}
+        self.counters.refused_nodes += len(refused)
+        return encode_filtered(args, names, refused)
+
+    def columns(self, pod: Pod, names: tuple[str, ...] | None = None) -> tuple[Choice, NodeColumns] | None:
+        """Gather what is known of the candidates, by default all nodes, as it is now; ``None`` for a pod of another scheduler."""
+        choice = self._profiles.choose(pod)
+        if choice is None:
+            return None
+        columns = choice.scorer.columns(self._load, now=self._clock(), nodes=names, pods=self._pods, capacities=self._nodes)
+        return choice, columns
+
+    def degraded(self) -> str:
+        """Say what is missing for a good answer, in words; empty where nothing is."""
+        missing = [] if self._load.snapshot.nodes else ["no snapshot of the load watcher"]
+        return "; ".join(filter(None, [*missing, self._cluster.problem()]))
+
+    def _read(self, body: bytes) -> tuple[ExtenderArgs, tuple[str, ...], tuple[Node, ...]]:
+        try:
+            args = decode_args(body)
+            nodes = tuple(to_node(_node_decoder.decode(node)) for node in args.nodes or ())
+        except (ExtenderBodyError, ManifestError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            self.counters.outcomes["bad_body"] += 1
+            raise ExtenderBodyError(str(error)) from error
+        names = tuple(node.name for node in nodes) if args.names is None else args.names
+        return args, names, () if args.names is not None else nodes
+
+    def _decide(self, pod: Pod, choice: Choice, names: tuple[str, ...], manifests: tuple[Node, ...]) -> Decision:
+        now, snapshot = self._clock(), self._load.snapshot
+        names = self._canonical(names, snapshot)
+        candidates = manifests or names
+        columns = choice.scorer.columns(snapshot, now=now, nodes=candidates, pods=self._pods, capacities=self._nodes)
+        failures = choice.scorer.failures
+        scores = choice.scorer.score_columns(pod, columns)
+        values = np.clip(scores.values, MIN_NODE_SCORE, MAX_NODE_SCORE)
+        if choice.scorer.failures != failures:
+            self.counters.failures["policy"] += 1
+        elif self._config.assume_seconds and not self._config.shadow and pod.uid and len(names):
+            # Until its binding is seen, the pod counts where it will most likely go; else all pods of a burst would see the same nodes.
+            self._pods.assume(pod, names[int(np.argmax(values))], now=now)
+        self.counters.ignored_wishes += choice.ignored
+        self._count_reasons(scores)
+        decision = Decision(
+            made_at=now,
+            pod=pod,
+            scheduler_name=choice.scheduler_name,
+            policy=choice.scorer.policy.name,
+            names=columns.names,
+            values=values.astype(np.int8),
+            reasons=scores.reasons.astype(np.int8),
+            snapshot_age_seconds=max(0.0, now - snapshot.made_at) if snapshot.made_at else None,
+            degraded=self._degraded(scores),
+            is_shadow=self._config.shadow,
+            scorer=choice.scorer,
+            columns=columns,
+        )
+        self.log.add(decision)
+        if decision.is_shadow:
+            best = int(np.argmax(values)) if len(names) else -1
+            logger.info(
+                "shadow: pod %s/%s would go to %s with %s", pod.namespace, pod.name, names[best] if names else "none", values.max(initial=0)
+            )
+        return decision
+
+    def _degraded(self, scores: Scores) -> str:
+        codes = np.bincount(scores.reasons, minlength=1)
+        unmeasured = sum(int(count) for code, count in enumerate(codes.tolist()) if count and Reason(code) not in _MEASURED)
+        sentence = self.degraded()
+        if unmeasured:
+            told = f"{unmeasured} of {len(scores.names)} nodes without usable metrics"
+            sentence = f"{sentence}; {told}" if sentence else told
+        return sentence
+
+    def _count_reasons(self, scores: Scores) -> None:
+        for code, count in enumerate(np.bincount(scores.reasons, minlength=1).tolist()):
+            if count:
+                self.counters.reasons[str(Reason(code))] += count
+
+    def _canonical(self, names: tuple[str, ...], snapshot: LoadSnapshot) -> tuple[str, ...]:
+        """Take the snapshot's own strings for names that it has, so that remembered decisions do not each hold theirs."""
+        if snapshot is not self._named_snapshot:
+            self._names, self._named_snapshot = {name: name for name in snapshot.nodes}, snapshot
+        return tuple(self._names.get(name, name) for name in names)
+
+    def _encode(self, names: tuple[str, ...], scores: list[int]) -> bytes:
+        if self._config.shadow:
+            return NO_SCORES
+        return encode_priorities(names, map(to_short_scale, scores) if self._config.scale != MAX_NODE_SCORE else scores)
+
+    def _note_failure(self, error: Exception, verb: str) -> None:
+        cause = "pod_unreadable" if isinstance(error, ManifestError | msgspec.DecodeError) else type(error).__name__
+        self.counters.outcomes["neutral"] += 1
+        self.counters.failures[cause] += 1
+        if self.counters.failures[cause] == 1:
+            logger.error("%s failed; each node got the neutral score; more of this kind are only counted", verb, exc_info=error)
+
+
+def _read_pod(text: bytes) -> Pod:
+    if text == b"null":
+        return Pod()
+    return to_pod(_pod_decoder.decode(text))

@@ -1,0 +1,151 @@
+"""What was decided, for a while: the answer to "why that node?" after the fact."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from trimaran_client.policies.base import NodeColumns, Reason, Scores
+from trimaran_client.resources import Pod
+from trimaran_client.scorer import Scorer
+
+# Columns hold on to snapshots and pods in flight; the last few decisions are those that people ask about.
+_EXPLAINABLE = 64
+
+
+@dataclass(slots=True, eq=False)
+class Decision:
+    """
+    One answer to ``/prioritize``.
+
+    Args:
+        made_at: Unix seconds.
+        pod: The pod.
+        scheduler_name: Whose pod it is.
+        policy: What scored it.
+        names: The candidates.
+        values: Their scores, 0 to 100, shape (nodes,).
+        reasons: :class:`Reason` codes, shape (nodes,).
+        snapshot_age_seconds: How old the measured load was; ``None`` where there was none.
+        degraded: What was missing, in words; empty where nothing was.
+        is_shadow: Whether it was only logged.
+        scorer: What can explain it.
+        columns: What it was computed from; dropped after a while.
+        bound_to: Where the pod was bound then; empty while it is not known.
+    """
+
+    made_at: float
+    pod: Pod
+    scheduler_name: str
+    policy: str
+    names: tuple[str, ...]
+    values: npt.NDArray[np.int8]
+    reasons: npt.NDArray[np.int8]
+    snapshot_age_seconds: float | None
+    degraded: str
+    is_shadow: bool
+    scorer: Scorer = field(repr=False)
+    columns: NodeColumns | None = field(repr=False)
+    bound_to: str = ""
+
+    def scores(self) -> Scores:
+        """Answer the scores as a policy gives them."""
+        return Scores(self.names, self.values.astype(np.int64), self.reasons.astype(np.int64))
+
+
+class DecidedNode(msgspec.Struct, frozen=True, rename="camel"):
+    """A candidate and its score."""
+
+    node: str
+    score: int
+    reason: str
+
+
+class DecisionView(msgspec.Struct, frozen=True, rename="camel"):
+    """A decision as ``GET /api/v1/decisions`` tells it; ``nodes`` the best ones, ``nodeCount`` how many there were."""
+
+    made_at: float
+    pod: str
+    uid: str
+    scheduler_name: str
+    policy: str
+    node_count: int
+    nodes: list[DecidedNode]
+    reasons: dict[str, int]
+    bound_to: str
+    bound_score: int | None
+    snapshot_age_seconds: float | None
+    degraded: str
+    shadow: bool
+
+
+class DecisionLog:
+    """
+    Remember the last decisions.
+
+    Args:
+        limit: How many.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._decisions: deque[Decision] = deque(maxlen=limit)
+        self._explainable: deque[Decision] = deque()
+        self._latest: dict[str, Decision] = {}
+
+    def __len__(self) -> int:
+        return len(self._decisions)
+
+    def __iter__(self) -> Iterator[Decision]:
+        """Go through them, newest first."""
+        return reversed(self._decisions)
+
+    def add(self, decision: Decision) -> None:
+        """Remember a decision; the oldest is forgotten where there are too many."""
+        if len(self._decisions) == self._decisions.maxlen:
+            oldest = self._decisions[0]
+            if self._latest.get(oldest.pod.key) is oldest:
+                del self._latest[oldest.pod.key]
+        self._decisions.append(decision)
+        self._latest[decision.pod.key] = decision
+        self._explainable.append(decision)
+        if len(self._explainable) > _EXPLAINABLE:
+            self._explainable.popleft().columns = None
+
+    def note_bound(self, pod: Pod) -> Decision | None:
+        """Learn where a pod was bound; answer the decision on it, if this is news."""
+        decision = self._latest.get(pod.key)
+        if decision is None or decision.bound_to:
+            return None
+        decision.bound_to = pod.node_name
+        return decision
+
+    def find(self, namespace: str, name: str) -> Decision | None:
+        """Answer the newest decision on a pod."""
+        return next((each for each in self if (each.pod.namespace, each.pod.name) == (namespace, name)), None)
+
+
+def view_decision(decision: Decision, *, most_nodes: int) -> DecisionView:
+    """Tell a decision with its best *most_nodes* candidates."""
+    order = np.argsort(-decision.values.astype(np.int64), kind="stable")[:most_nodes].tolist()
+    nodes = [DecidedNode(decision.names[row], int(decision.values[row]), str(Reason(int(decision.reasons[row])))) for row in order]
+    row_of_bound = decision.names.index(decision.bound_to) if decision.bound_to in decision.names else None
+    return DecisionView(
+        made_at=round(decision.made_at, 3),
+        pod=f"{decision.pod.namespace}/{decision.pod.name}",
+        uid=decision.pod.uid,
+        scheduler_name=decision.scheduler_name,
+        policy=decision.policy,
+        node_count=len(decision.names),
+        nodes=nodes,
+        reasons={str(Reason(code)): count for code, count in sorted(Counter(decision.reasons.tolist()).items())},
+        bound_to=decision.bound_to,
+        bound_score=None if row_of_bound is None else int(decision.values[row_of_bound]),
+        snapshot_age_seconds=None if decision.snapshot_age_seconds is None else round(decision.snapshot_age_seconds, 3),
+        degraded=decision.degraded,
+        shadow=decision.is_shadow,
+    )

@@ -1,0 +1,143 @@
+"""What is answered over HTTP: to the scheduler its two verbs, to people what was decided and why."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from trimaran_client import ops
+from trimaran_client.explain import Explanation, explain_columns
+from trimaran_client.extender.decider import Decider
+from trimaran_client.extender.decisions import DecisionView, view_decision
+from trimaran_client.extender.telemetry import Telemetry
+from trimaran_client.extender.wire import ExtenderBodyError
+
+logger = logging.getLogger(__name__)
+
+DECIDER: Final = web.AppKey("decider", Decider)
+TELEMETRY: Final = web.AppKey("telemetry", Telemetry)
+# Full node objects of some thousand nodes.
+MAX_BODY_BYTES: Final = 64 * 1024 * 1024
+_VERBS: Final = ("/prioritize", "/filter")
+_DEFAULT_DECISIONS: Final = 50
+_MOST_DECISIONS: Final = 1000
+_DEFAULT_NODES: Final = 10
+_MOST_NODES: Final = 10_000
+
+
+class DecisionsView(msgspec.Struct, frozen=True):
+    """Answer of ``GET /api/v1/decisions``: newest first; ``total`` counts those that are remembered."""
+
+    decisions: list[DecisionView]
+    total: int
+
+
+class ExplainView(msgspec.Struct, frozen=True, rename="camel"):
+    """
+    Answer of ``GET /api/v1/explain``.
+
+    ``asDecided`` tells whether the explanation is made from the very numbers of the decision; an older decision is explained by what is
+    known now.
+    """
+
+    decision: DecisionView
+    as_decided: bool
+    explanation: Explanation
+
+
+async def post_prioritize(request: web.Request) -> web.Response:
+    """Answer the scores of the nodes that were sent."""
+    return await _answer(request, "prioritize")
+
+
+async def post_filter(request: web.Request) -> web.Response:
+    """Answer the nodes that remain."""
+    return await _answer(request, "filter")
+
+
+async def _answer(request: web.Request, verb: str) -> web.Response:
+    body = await request.read()
+    started = time.perf_counter()
+    decider = request.app[DECIDER]
+    try:
+        answer = decider.prioritize(body) if verb == "prioritize" else decider.filter(body)
+    except ExtenderBodyError as error:
+        logger.warning("%s: a body that cannot be read is answered with 400: %s", verb, error)
+        return web.Response(status=400)
+    request.app[TELEMETRY].durations.labels(verb).observe(time.perf_counter() - started)
+    return web.Response(body=answer, content_type="application/json")
+
+
+async def get_decisions(request: web.Request) -> web.Response:
+    """Answer the last decisions, newest first; ``pod=namespace/name`` those on one pod, ``nodes`` how many candidates of each."""
+    log = request.app[DECIDER].log
+    limit = _count(request, "limit", default=_DEFAULT_DECISIONS, most=_MOST_DECISIONS)
+    most_nodes = _count(request, "nodes", default=_DEFAULT_NODES, most=_MOST_NODES)
+    pod = request.query.get("pod", "")
+    wanted = (each for each in log if not pod or pod == f"{each.pod.namespace}/{each.pod.name}")
+    views = [view_decision(each, most_nodes=most_nodes) for each, _ in zip(wanted, range(limit), strict=False)]
+    return _json(DecisionsView(views, len(log)))
+
+
+async def get_explain(request: web.Request) -> web.Response:
+    """Answer why each candidate of ``pod=namespace/name`` had its score; ``node=NAME``, several times, for some of them only."""
+    decider = request.app[DECIDER]
+    text = request.query.get("pod", "")
+    namespace, slash, name = text.partition("/")
+    if not (slash and namespace and name):
+        raise ops.HttpError(400, "bad_parameter", f"pod={text!r}: write namespace/name")
+    decision = decider.log.find(namespace, name)
+    if decision is None:
+        told = "there is no decision on it; the scheduler does not ask where only one node is feasible, and old decisions are forgotten"
+        raise ops.HttpError(404, "unknown_pod", f"pod {text}: {told}; GET /api/v1/decisions lists those that are known")
+    only = request.query.getall("node", []) or None
+    gathered = (decision.scorer, decision.columns) if decision.columns is not None else None
+    if gathered is None:
+        now = decider.columns(decision.pod, decision.names)
+        if now is None:
+            raise ops.HttpError(404, "unknown_pod", f"pod {text}: no profile scores its scheduler's pods any more")
+        gathered = now[0].scorer, now[1]
+    scorer, columns = gathered
+    scores = decision.scores() if decision.columns is not None else scorer.score_columns(decision.pod, columns)
+    explanation = explain_columns(scorer.policy, decision.pod, columns, scores, only=only)
+    return _json(ExplainView(view_decision(decision, most_nodes=_DEFAULT_NODES), decision.columns is not None, explanation))
+
+
+@web.middleware
+async def refuse_quietly(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """
+    Keep errors of the scheduler's verbs empty, and those of other paths in the JSON shape.
+
+    A scheduler drops its connection over a reply that it does not read to the end.
+    """
+    if request.path not in _VERBS:
+        return await ops.error_middleware(request, handler)
+    try:
+        return await handler(request)
+    except web.HTTPRequestEntityTooLarge:
+        logger.warning(
+            "%s: a body of more than %d bytes is refused; set nodeCacheCapable: true, so that only names are sent",
+            request.path,
+            MAX_BODY_BYTES,
+        )
+        return web.Response(status=413, headers={"Connection": "close"})
+    except web.HTTPException as error:
+        return web.Response(status=error.status, headers={"Allow": "POST"} if error.status == 405 else None)
+
+
+def _count(request: web.Request, name: str, *, default: int, most: int) -> int:
+    text = request.query.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        raise ops.HttpError(400, "bad_parameter", f"{name}={text!r}: write a whole number of at least 1")
+    return min(int(text), most)
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

@@ -1,0 +1,130 @@
+"""
+The wire of kube-scheduler extenders: what it sends, and what it is to be sent.
+
+Source: kube-scheduler, ``extender/v1/types.go``: the keys have no JSON tags, so they are Go's field names; Go reads them in any case, and
+so do we. A null pointer is sent as null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+MAX_SCORE: Final = 100
+# A scheduler multiplies scores by the weight and by 10, so that 10 is what a user who cannot change weights needs.
+SHORT_SCALE: Final = 10
+
+
+class ExtenderBodyError(Exception):
+    """A body that is not what a kube-scheduler sends; the message says what is wrong with it."""
+
+
+_ABSENT: Final = msgspec.Raw(b"")
+
+
+class _NodeList(msgspec.Struct, frozen=True):
+    items: list[msgspec.Raw] | None = None
+
+
+class _Args(msgspec.Struct, frozen=True):
+    pod: msgspec.Raw = msgspec.field(name="Pod", default=_ABSENT)
+    nodes: _NodeList | msgspec.UnsetType | None = msgspec.field(name="Nodes", default=msgspec.UNSET)
+    node_names: list[str] | msgspec.UnsetType | None = msgspec.field(name="NodeNames", default=msgspec.UNSET)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExtenderArgs:
+    """
+    One question of a scheduler.
+
+    Args:
+        pod: The pod as JSON.
+        names: The candidates' names, of a scheduler that sends names only; ``None`` where it sends nodes.
+        nodes: The candidates as JSON objects, of one that sends them whole; ``None`` where it sends names.
+    """
+
+    pod: bytes
+    names: tuple[str, ...] | None
+    nodes: tuple[bytes, ...] | None
+
+
+class HostPriority(msgspec.Struct, frozen=True, gc=False):
+    """The score of one node."""
+
+    host: str = msgspec.field(name="Host")
+    score: int = msgspec.field(name="Score")
+
+
+class _FilterResult(msgspec.Struct, frozen=True):
+    nodes: dict[str, list[msgspec.Raw]] | None = msgspec.field(name="Nodes")
+    node_names: list[str] | None = msgspec.field(name="NodeNames")
+    failed_nodes: dict[str, str] = msgspec.field(name="FailedNodes")
+    error: str = msgspec.field(name="Error", default="")
+
+
+_decoder = msgspec.json.Decoder(_Args)
+_keys_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_encoder = msgspec.json.Encoder()
+_FIELDS: Final = {"pod": "Pod", "nodes": "Nodes", "nodenames": "NodeNames", "items": "items"}
+
+
+def decode_args(body: bytes) -> ExtenderArgs:
+    """
+    Read the body of a question.
+
+    Raises:
+        ExtenderBodyError: If it is not a JSON object of that shape.
+    """
+    try:
+        args = _decoder.decode(body)
+        if args.pod == _ABSENT or args.nodes is msgspec.UNSET or args.node_names is msgspec.UNSET:
+            args = _decoder.decode(_with_canonical_keys(body))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ExtenderBodyError(f"not what a kube-scheduler sends: {error}") from error
+    names = None if isinstance(args.node_names, msgspec.UnsetType) or args.node_names is None else tuple(args.node_names)
+    items = None if isinstance(args.nodes, msgspec.UnsetType) or args.nodes is None else args.nodes.items or []
+    return ExtenderArgs(bytes(args.pod) or b"null", names, None if items is None else tuple(map(bytes, items)))
+
+
+def _with_canonical_keys(body: bytes) -> bytes:
+    """Write an object again with the keys that we know in Go's own letters; of several spellings of one key the last counts, as in Go."""
+    fields = {_FIELDS.get(key.lower(), key): value for key, value in _keys_decoder.decode(body).items()}
+    nodes = fields.get("Nodes")
+    if nodes is not None and bytes(nodes).lstrip()[:1] == b"{":
+        listed = {_FIELDS.get(key.lower(), key): value for key, value in _keys_decoder.decode(nodes).items()}
+        fields["Nodes"] = msgspec.Raw(_encoder.encode(listed))
+    return _encoder.encode(fields)
+
+
+def encode_priorities(names: Iterable[str], scores: Iterable[int]) -> bytes:
+    """Write the scores of nodes as the bare array that a scheduler reads."""
+    return _encoder.encode([HostPriority(name, score) for name, score in zip(names, scores, strict=True)])
+
+
+def encode_filtered(args: ExtenderArgs, names: tuple[str, ...], failed: Mapping[str, str]) -> bytes:
+    """
+    Write which of the nodes that were offered remain, in the form in which they came, and why the others do not.
+
+    Args:
+        args: The question.
+        names: The names of all its candidates, in their order.
+        failed: Node → why it is taken out.
+    """
+    refused = {name: failed[name] for name in names if name in failed}
+    if args.names is not None:
+        return _encoder.encode(_FilterResult(None, [name for name in names if name not in failed], refused))
+    kept = [msgspec.Raw(node) for node, name in zip(args.nodes or (), names, strict=True) if name not in failed]
+    return _encoder.encode(_FilterResult({"items": kept}, None, refused))
+
+
+def to_short_scale(score: int) -> int:
+    """
+    Bring a score of 0 to 100 to 0 to 10, in proportion; halves go up.
+
+    >>> to_short_scale(98), to_short_scale(28), to_short_scale(5), to_short_scale(0)
+    (10, 3, 1, 0)
+    """
+    return (score * SHORT_SCALE * 2 + MAX_SCORE) // (2 * MAX_SCORE)
