@@ -8,8 +8,7 @@ import asyncio
 import sys
 import time
 
-from trimaran_client import Pod, Quantity, Scorer, SnapshotSource, TargetLoadPacking, WatcherClient
-from trimaran_client.assigned import AssignedPods
+from trimaran_client import AssignedPods, Pod, Quantity, Scorer, SnapshotSource, TargetLoadPacking, WatcherClient
 from trimaran_client.resources import Container
 
 

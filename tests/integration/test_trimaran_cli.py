@@ -111,3 +111,17 @@ def test_an_error_is_one_line_and_exit_status_1(files: Path, monkeypatch: pytest
 def test_two_sources_at_once_are_refused(files: Path) -> None:
     result = score(files, *BOTH, "--watcher", "http://127.0.0.1:1")
     assert (result.exit_code, "not both" in result.output) == (2, True)
+
+
+def test_another_policy_has_its_scores_without_the_columns_of_a_target(files: Path) -> None:
+    models = "{models: {idle: {k0: 1, k1: -2, k2: -3}}}"
+    lines = score(files, *BOTH, "--policy", "Peaks", "--policy-args", models).output.splitlines()
+    assert lines[0] == "Peaks (default), pod default/; load from KubernetesMetricsServer"
+    assert lines[1].split() == ["NODE", "SCORE", "AGE", "s", "REASON"]
+    assert {line.split()[0]: line.split()[-1] for line in lines[2:]} == {"idle": "power", "busy": "no_model", "[red]new": "no_metrics"}
+
+
+def test_the_numbers_of_a_target_are_null_in_the_json_of_another_policy(files: Path) -> None:
+    report: dict[str, Any] = json.loads(score(files, *BOTH, "--policy", "LoadVariationRiskBalancing", "--output", "json").output)
+    assert (report["policy"], report["target_percent"], report["pod_millicores"]) == ("LoadVariationRiskBalancing", None, None)
+    assert {node["predicted_percent"] for node in report["nodes"]} == {None}
