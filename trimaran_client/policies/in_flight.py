@@ -80,8 +80,8 @@ def uncovered_shares(nodes: NodeColumns, selection: NodeSelection) -> FloatArray
     Tell how much of each pod in flight the selected metric of its node does not show, 0 to 1, shape (pods,).
 
     With *ran*, the time from when the pod could be measured to the newest sample of its node: an average over *window* shows
-    ``ran / window`` of it; an instant and a maximum show all of it once the sample began after that; the percentile q once the pod ran for
-    ``(1 - q)`` of the window. A pod on a node without the metric, or on none of the candidates, is not shown.
+    ``ran / window`` of it; an instant and a maximum show all of it once a whole sample was measured since; the percentile q once the pod
+    ran for ``(1 - q)`` of the window besides. A pod on a node without the metric, or on none of the candidates, is not shown.
     """
     pods = nodes.pods
     if pods is None or not len(pods.in_flight):
@@ -93,18 +93,18 @@ def uncovered_shares(nodes: NodeColumns, selection: NodeSelection) -> FloatArray
     lags, spans = np.array([*map(_reach, nodes.snapshot.metrics.key_names), (math.nan, math.nan)]).T
     keys = selection.keys[candidates]
     seconds = nodes.sample_seconds[candidates]
-    lag = np.where(lags[keys] < 0, np.where(np.isnan(seconds), _SAMPLE_SECONDS, seconds), lags[keys])
-    ran = nodes.sampled_at[candidates] - pods.started_at - lag
-    shares = np.where(spans[keys] > 0, 1.0 - ran / spans[keys], ran < 0)
+    ran = nodes.sampled_at[candidates] - pods.started_at
+    is_shown = ran >= np.maximum(lags[keys], np.where(np.isnan(seconds), _SAMPLE_SECONDS, seconds))
+    shares = np.where(spans[keys] > 0, 1.0 - ran / spans[keys], ~is_shown)
     return np.clip(np.where((candidates < 0) | np.isnan(ran), 1.0, shares), 0.0, 1.0)
 
 
 def _reach(key: MetricKey) -> tuple[float, float]:
-    """Answer when a metric begins to show a pod, seconds (-1 = once a whole sample is past), and in how many more it shows all of it."""
+    """Answer for how long a pod must run for a metric to show it, and over how long it comes to show all of it, seconds."""
     if key.operator in (wire.LATEST, _MAXIMUM) or not key.operator:
-        return -1.0, 0.0
+        return 0.0, 0.0
     window_seconds = parse_span_seconds(key.window)
     window_seconds = _WINDOW_SECONDS if math.isnan(window_seconds) else window_seconds
     if percentile := _PERCENTILE.fullmatch(key.operator):
-        return (1.0 - int(percentile[1]) / 100.0) * window_seconds, 0.0
+        return (100 - int(percentile[1])) * window_seconds / 100, 0.0
     return 0.0, window_seconds
