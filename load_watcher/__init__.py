@@ -1,10 +1,25 @@
-"""The load watcher: serves the utilization of the nodes of a cluster at ``GET /watcher``."""
+"""
+The load watcher: serves the utilization of the nodes of a cluster at ``GET /watcher``.
+
+``load_watcher.embedded()`` runs it inside another program, without a port.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 
-def __getattr__(name: str) -> str:
-    """Look the version up when it is asked for: reading package metadata at import would be work."""
+if TYPE_CHECKING:
+    from load_watcher.library import embedded as embedded
+
+    __version__: str
+
+
+def __getattr__(name: str) -> object:
+    """Look up what is asked for only then: importing must not be work."""
+    if name == "embedded":
+        from load_watcher.library import embedded
+
+        return embedded
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import metadata
