@@ -11,7 +11,7 @@ import asyncio
 import copy
 import json
 import ssl
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ import yaml
 from aiohttp import web
 
 NODES = "/api/v1/nodes"
+PODS = "/api/v1/pods"
 NODE_METRICS = "/apis/metrics.k8s.io/v1beta1/nodes"
 METRICS_DISCOVERY = "/apis/metrics.k8s.io/v1beta1"
 
@@ -62,6 +63,26 @@ def make_node(name: str, *, cpu: object = "4", memory: object = "16Gi", **more: 
     return {"metadata": {"name": name}, "status": {"capacity": resources, "allocatable": dict(resources), **more}}
 
 
+def make_pod(
+    name: str,
+    *,
+    node: str = "",
+    nominated: str = "",
+    scheduled_at: str = "",
+    phase: str = "Pending",
+    namespace: str = "default",
+    uid: str = "",
+    cpu: object = "1",
+    **metadata: Any,
+) -> Manifest:
+    """Make a pod of one container that requests CPU; a bound one says since when it is bound, if that is given."""
+    conditions = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": scheduled_at}] if scheduled_at else []
+    status = {"phase": phase, "conditions": conditions} | ({"nominatedNodeName": nominated} if nominated else {})
+    spec = {"containers": [{"name": "main", "resources": {"requests": {"cpu": cpu}}}]} | ({"nodeName": node} if node else {})
+    identity = {"name": name, "namespace": namespace, "uid": uid or f"uid-{name}"}
+    return {"metadata": identity | metadata, "spec": spec, "status": status}
+
+
 def make_node_metrics(name: str, *, cpu: object = "1", memory: object = "4Gi", timestamp: object = "2024-01-01T00:00:00Z") -> Manifest:
     return {"metadata": {"name": name}, "timestamp": timestamp, "window": "20s", "usage": {"cpu": cpu, "memory": memory}}
 
@@ -89,10 +110,42 @@ class WatchStream:
         await asyncio.Event().wait()
 
 
+@dataclass(frozen=True)
+class _Change:
+    """One change of an object: what it was before, and what it is now; either may be nothing."""
+
+    version: int
+    before: Manifest | None
+    now: Manifest | None
+    is_metadata_only: bool = False
+
+    def event(self, selector: str) -> tuple[str, Manifest] | None:
+        """Make what a watch with a field selector hears: an object that leaves the selection is deleted, one that comes in is added."""
+        had, has = (value is not None and _selects(selector, value) for value in (self.before, self.now))
+        if self.now is not None and has:
+            return "MODIFIED" if had else "ADDED", self.now
+        if self.before is None or not had:
+            return None
+        metadata = self.before["metadata"] | {"resourceVersion": str(self.version)}
+        return "DELETED", {"metadata": metadata} if self.is_metadata_only else (self.now or self.before) | {"metadata": metadata}
+
+
+def _selects(selector: str, value: Manifest) -> bool:
+    """Tell whether an object meets a field selector of terms ``a.b!=c``."""
+    for term in filter(None, selector.split(",")):
+        path, _, unwanted = term.partition("!=")
+        found: Any = value
+        for name in path.split("."):
+            found = found.get(name, "") if isinstance(found, dict) else ""
+        if found == unwanted:
+            return False
+    return True
+
+
 @dataclass
 class _Collection:
     objects: dict[str, Manifest] = field(default_factory=dict)
-    events: list[tuple[int, str, Manifest]] = field(default_factory=list)  # version, kind, object
+    events: list[_Change] = field(default_factory=list)
     oldest_version: int = 0  # a watch from before it is gone
 
 
@@ -107,6 +160,7 @@ class FakeApiServer:
     Attributes:
         replies: Path → fixed answer, in place of everything else; a watch gets it too.
         watch_scripts: What the next watches do, first come first served; later ones stream the real changes.
+        watch_scripts_of: Path → the same for the watches of that path, which take these first.
         requests: What came in, oldest first.
         open_watches: How many watches are being streamed.
     """
@@ -115,6 +169,7 @@ class FakeApiServer:
         self.token = token
         self.replies: dict[str, Reply] = {METRICS_DISCOVERY: Reply(body={"resources": [{"name": "nodes"}, {"name": "pods"}]})}
         self.watch_scripts: deque[WatchScript | Reply] = deque()
+        self.watch_scripts_of: defaultdict[str, deque[WatchScript | Reply]] = defaultdict(deque)
         self.requests: list[ReceivedRequest] = []
         self.open_watches = 0
         self.continue_expired = False
@@ -155,28 +210,29 @@ class FakeApiServer:
     def put(self, path: str, value: Manifest) -> None:
         """Add or change an object; the watches hear of it."""
         collection = self._collections.setdefault(path, _Collection())
-        name = value["metadata"]["name"]
-        self._version += 1
         stored = copy.deepcopy(value)
+        name = _name_of(stored["metadata"])
+        self._version += 1
         stored["metadata"] |= {"resourceVersion": str(self._version)}
         stored["metadata"].setdefault("uid", f"uid-{name}")
-        kind = "MODIFIED" if name in collection.objects else "ADDED"
+        collection.events.append(_Change(self._version, collection.objects.get(name), stored))
         collection.objects[name] = stored
-        collection.events.append((self._version, kind, stored))
         self._wake()
 
     def delete(self, path: str, name: str, *, metadata_only: bool = False) -> None:
-        """Remove an object; the watches hear of it, as a whole object or by its metadata only."""
+        """Remove an object, of a namespace by ``namespace/name``; the watches hear of it, as a whole object or by its metadata only."""
         collection = self._collections[path]
-        value = collection.objects.pop(name)
         self._version += 1
-        metadata = value["metadata"] | {"resourceVersion": str(self._version)}
-        collection.events.append((self._version, "DELETED", {"metadata": metadata} if metadata_only else value | {"metadata": metadata}))
+        collection.events.append(_Change(self._version, collection.objects.pop(name), None, is_metadata_only=metadata_only))
         self._wake()
 
     def put_nodes(self, *nodes: Manifest) -> None:
         for node in nodes:
             self.put(NODES, node)
+
+    def put_pods(self, *pods: Manifest) -> None:
+        for pod in pods:
+            self.put(PODS, pod)
 
     def set_node_metrics(self, *items: Manifest) -> None:
         self.replies[NODE_METRICS] = Reply(body={"kind": "NodeMetricsList", "metadata": {}, "items": items})
@@ -246,14 +302,16 @@ class FakeApiServer:
     def _list(self, received: ReceivedRequest, collection: _Collection) -> Reply:
         if "continue" in received.query and self.continue_expired:
             return status_reply(410, "The provided continue parameter is too old")
-        objects = list(collection.objects.values())
+        selector = received.query.get("fieldSelector", "")
+        objects = [value for value in collection.objects.values() if _selects(selector, value)]
         start = int(received.query.get("continue", 0))
         end = start + int(received.query.get("limit", len(objects)))
         metadata = {"resourceVersion": str(self._version)} | ({"continue": str(end)} if end < len(objects) else {})
         return Reply(body={"kind": "List", "metadata": metadata, "items": objects[start:end]})
 
     async def _answer_watch(self, request: web.Request, collection: _Collection) -> web.StreamResponse:
-        script = self.watch_scripts.popleft() if self.watch_scripts else None
+        scripts = self.watch_scripts_of[request.path] or self.watch_scripts
+        script = scripts.popleft() if scripts else None
         since = int(request.query["resourceVersion"])
         if isinstance(script, Reply):
             return await _write_reply(script)
@@ -267,22 +325,27 @@ class FakeApiServer:
             if script is not None:
                 await script(stream)
             else:
-                await self._stream_changes(stream, collection, since)
+                await self._stream_changes(stream, collection, since, request.query.get("fieldSelector", ""))
         finally:
             self.open_watches -= 1
             self._wake()
         return response
 
-    async def _stream_changes(self, stream: WatchStream, collection: _Collection, since: int) -> None:
+    async def _stream_changes(self, stream: WatchStream, collection: _Collection, since: int, selector: str) -> None:
         if since < collection.oldest_version:
             await stream.send_gone()
             return
         while True:
             change = self._change
-            for version, kind, value in [event for event in collection.events if event[0] > since]:
-                await stream.send(kind, value)
-                since = version
+            for told in [told for told in collection.events if told.version > since]:
+                if (event := told.event(selector)) is not None:
+                    await stream.send(*event)
+                since = told.version
             await change.wait()
+
+
+def _name_of(metadata: Manifest) -> str:
+    return "/".join(filter(None, (metadata.get("namespace"), metadata["name"])))
 
 
 async def _write_reply(reply: Reply) -> web.Response:

@@ -1,0 +1,69 @@
+"""Pods and nodes as the API server writes them."""
+
+import msgspec
+import pytest
+
+from trimaran_client.errors import ManifestError
+from trimaran_client.objects import NodeObject, PodObject, to_node, to_pod
+from trimaran_client.resources import Node, Pod
+
+MANIFEST = {
+    "kind": "Pod",
+    "metadata": {
+        "name": "web-0",
+        "namespace": "shop",
+        "uid": "b9e0",
+        "creationTimestamp": "2024-05-01T10:00:00Z",
+        "labels": {"app": "web", "trimaran.io/policy": "Peaks"},
+        "annotations": {"trimaran.io/hold-seconds": "90", "other": "x"},
+        "ownerReferences": [{"kind": "DaemonSet", "name": "web"}],
+    },
+    "spec": {
+        "nodeName": "n1",
+        "schedulerName": "ours",
+        "priorityClassName": "high",
+        "overhead": {"cpu": "10m"},
+        "resources": {"limits": {"cpu": "4"}},
+        "containers": [{"name": "web", "image": "web", "resources": {"requests": {"cpu": "250m", "memory": "64Mi"}, "limits": {"cpu": 1}}}],
+        "initContainers": [{"name": "proxy", "restartPolicy": "Always", "resources": {"requests": {"cpu": 0.5}}}, {"name": "setup"}],
+    },
+    "status": {
+        "phase": "Running",
+        "nominatedNodeName": "n2",
+        "conditions": [
+            {"type": "Ready", "status": "False"},
+            {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2024-05-01T10:00:05Z"},
+        ],
+    },
+}
+
+
+def test_every_field_of_a_pod_is_read() -> None:
+    pod = to_pod(msgspec.json.decode(msgspec.json.encode(MANIFEST), type=PodObject))
+    assert pod == Pod.from_manifest(MANIFEST)
+    assert {name for name in Pod.__slots__ if getattr(pod, name) == getattr(Pod(), name)} == {"is_terminal", "is_deleting"}
+
+
+def test_a_pod_that_has_ended_and_one_that_is_ending() -> None:
+    ended, ending = (
+        to_pod(msgspec.json.decode(text, type=PodObject))
+        for text in ('{"status": {"phase": "Failed"}}', '{"metadata": {"deletionTimestamp": "2024-05-01T10:00:00Z"}}')
+    )
+    assert (ended.is_terminal, ended.is_deleting) == (True, False)
+    assert (ending.is_terminal, ending.is_deleting) == (False, True)
+
+
+def test_a_bad_quantity_is_told_with_its_path() -> None:
+    text = b'{"spec": {"containers": [{}, {"resources": {"limits": {"cpu": "1.5.2"}}}]}}'
+    with pytest.raises(ManifestError, match=r"spec\.containers\[1\]\.resources\.limits\.cpu: '1\.5\.2' is not a quantity"):
+        to_pod(msgspec.json.decode(text, type=PodObject))
+
+
+def test_a_node_is_read() -> None:
+    manifest = {"metadata": {"name": "n1"}, "status": {"capacity": {"cpu": "8", "memory": None}, "allocatable": {"cpu": "7900m"}}}
+    assert to_node(msgspec.json.decode(msgspec.json.encode(manifest), type=NodeObject)) == Node.from_manifest(manifest)
+
+
+def test_a_node_needs_a_name() -> None:
+    with pytest.raises(ManifestError, match=r"metadata\.name"):
+        to_node(NodeObject())
