@@ -1,8 +1,9 @@
 """
-The wire model: what ``GET /watcher`` and ``GET /api/v1/snapshot`` serve, shared by the service that writes it and the library that reads it.
+The wire model of ``GET /watcher`` and ``GET /api/v1/snapshot``, shared by the service that writes it and the library that reads it.
 
 The shape of ``GET /watcher`` is that of the Go load-watcher v0.2 (``data.NodeMetricsMap``). ``capacity``, ``allocatable``, ``sampledAt``,
-``sampleSeconds`` and ``status`` are ours; the Go client skips them. Reading allows what that client allows (missing keys, null for anything); writing uses none of it.
+``sampleSeconds`` and ``status`` are ours; the Go client skips them. Reading allows what that client allows (missing keys, null for
+anything); writing uses none of it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class NodeMetrics(msgspec.Struct, frozen=True, rename="camel"):
     """
     The metrics of one node.
 
-    ``sampled_at`` is when the newest of them was measured, Unix seconds, and ``sample_seconds`` for how long. ``status`` is ``ok``, ``late``
+    ``sampled_at`` is when the newest of them was measured, Unix seconds, ``sample_seconds`` for how long. ``status`` is ``ok``, ``late``
     (kept from an earlier refresh), ``stale`` (older than the limit) or ``no_metrics``.
     """
 
