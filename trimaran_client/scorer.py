@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -135,8 +136,8 @@ class Alignments:
         given = tuple(nodes)
         if given is self._names or given == self._names:
             return self._names, []
-        manifests = [node for node in given if not isinstance(node, str)]
-        names = tuple(node if isinstance(node, str) else node.name for node in given)
+        manifests = [] if set(map(type, given)) <= {str} else [node for node in given if not isinstance(node, str)]
+        names = tuple(node if isinstance(node, str) else node.name for node in given) if manifests else cast("tuple[str, ...]", given)
         if not manifests:
             self._names = names
         return names, manifests
@@ -156,6 +157,8 @@ class Alignments:
         """Answer the row of each name in another table, from its row in the snapshot where it has one: candidates change more often."""
         if names is snapshot.nodes or not snapshot.nodes:
             return self.align(names, other)
+        if 2 * len(names) < len(snapshot.nodes):  # the table of pods gets new nodes all the time in a burst
+            return find_rows(names, other)
         found = take_codes(self.align(snapshot.nodes, other), rows)
         strangers = np.flatnonzero(rows < 0)
         found[strangers] = find_rows([names[row] for row in strangers.tolist()], other)

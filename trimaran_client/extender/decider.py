@@ -26,9 +26,9 @@ from trimaran_client.extender.profiles import Choice, Profiles
 from trimaran_client.extender.wire import (
     ExtenderArgs,
     ExtenderBodyError,
+    PriorityEncoder,
     decode_args,
     encode_filtered,
-    encode_priorities,
     to_short_scale,
 )
 from trimaran_client.objects import NodeObject, PodObject, to_node, to_pod
@@ -113,6 +113,7 @@ class Decider:
         self._hot_spots = HotSpots(config.filter)
         self._clock = clock
         self._names: dict[str, str] = {}
+        self._encoder = PriorityEncoder()
         self._named_snapshot: LoadSnapshot | None = None
 
     def prioritize(self, body: bytes) -> bytes:
@@ -238,13 +239,16 @@ class Decider:
     def _canonical(self, names: tuple[str, ...], snapshot: LoadSnapshot) -> tuple[str, ...]:
         """Take the snapshot's own strings for names that it has, so that remembered decisions do not each hold theirs."""
         if snapshot is not self._named_snapshot:
-            self._names, self._named_snapshot = {name: name for name in snapshot.nodes}, snapshot
-        return tuple(self._names.get(name, name) for name in names)
+            if self._named_snapshot is None or snapshot.nodes != self._named_snapshot.nodes:
+                self._names = {name: name for name in snapshot.nodes}
+                self._encoder.learn(snapshot.nodes)
+            self._named_snapshot = snapshot
+        return tuple(map(self._names.get, names, names))
 
     def _encode(self, names: tuple[str, ...], scores: list[int]) -> bytes:
         if self._config.shadow:
             return NO_SCORES
-        return encode_priorities(names, map(to_short_scale, scores) if self._config.scale != MAX_NODE_SCORE else scores)
+        return self._encoder.encode(names, map(to_short_scale, scores) if self._config.scale != MAX_NODE_SCORE else scores)
 
     def _note_failure(self, error: Exception, verb: str) -> None:
         cause = "pod_unreadable" if isinstance(error, ManifestError | msgspec.DecodeError) else type(error).__name__

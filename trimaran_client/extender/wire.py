@@ -7,7 +7,8 @@ so do we. A null pointer is sent as null.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,13 +52,6 @@ class ExtenderArgs:
     nodes: tuple[bytes, ...] | None
 
 
-class HostPriority(msgspec.Struct, frozen=True, gc=False):
-    """The score of one node."""
-
-    host: str = msgspec.field(name="Host")
-    score: int = msgspec.field(name="Score")
-
-
 class _FilterResult(msgspec.Struct, frozen=True):
     nodes: dict[str, list[msgspec.Raw]] | None = msgspec.field(name="Nodes")
     node_names: list[str] | None = msgspec.field(name="NodeNames")
@@ -68,6 +62,7 @@ class _FilterResult(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(_Args)
 _keys_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder()
+_TAILS: Final = tuple(b"%d}" % score for score in range(MAX_SCORE + 1))
 _FIELDS: Final = {"pod": "Pod", "nodes": "Nodes", "nodenames": "NodeNames", "items": "items"}
 
 
@@ -99,9 +94,28 @@ def _with_canonical_keys(body: bytes) -> bytes:
     return _encoder.encode(fields)
 
 
-def encode_priorities(names: Iterable[str], scores: Iterable[int]) -> bytes:
-    """Write the scores of nodes as the bare array that a scheduler reads."""
-    return _encoder.encode([HostPriority(name, score) for name, score in zip(names, scores, strict=True)])
+class PriorityEncoder:
+    """
+    Write the scores of nodes as the bare array that a scheduler reads.
+
+    The part of each node before its score is made once for all names of a snapshot: writing 5,000 of them anew takes 1.5 ms, joining 0.4.
+    """
+
+    def __init__(self) -> None:
+        self._heads: Mapping[str, bytes] = {}
+
+    def learn(self, names: Iterable[str]) -> None:
+        """Take the names that will be asked for mostly."""
+        self._heads = {name: _head(name) for name in names}
+
+    def encode(self, names: Sequence[str], scores: Iterable[int]) -> bytes:
+        """Write the score of each name; 0 to 100."""
+        heads = [head or _head(name) for head, name in zip(map(self._heads.get, names), names, strict=True)]
+        return b"[%b]" % b",".join(map(operator.add, heads, map(_TAILS.__getitem__, scores)))
+
+
+def _head(name: str) -> bytes:
+    return b'{"Host":%b,"Score":' % _encoder.encode(name)
 
 
 def encode_filtered(args: ExtenderArgs, names: tuple[str, ...], failed: Mapping[str, str]) -> bytes:
