@@ -6,8 +6,7 @@ The load watcher: serves the utilization of the nodes of a cluster at ``GET /wat
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # as `typing` has it, which takes a millisecond to import
 if TYPE_CHECKING:
     from load_watcher.library import embedded as embedded
 

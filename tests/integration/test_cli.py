@@ -246,7 +246,7 @@ def test_help_names_every_setting_with_its_default_and_every_endpoint() -> None:
     text = run_module("--help")
     for variable in list_variables():
         assert variable.name + (f" [{variable.default}]" if variable.default else "") in text
-    for endpoint in ("/watcher ", "?host=NODE", "/watcher/health", "/livez", "/readyz", "/metrics"):
+    for endpoint in ("/watcher ", "?host=NODE", "/watcher/health", "/api/v1/snapshot", "/livez", "/readyz", "/metrics"):
         assert endpoint in text
     assert max(len(line) for line in text.splitlines()) <= 120
 

@@ -4,8 +4,6 @@ import asyncio
 import gc
 import json
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -134,9 +132,3 @@ def test_one_event_loop_after_the_other(recording: Path) -> None:
 
     assert [asyncio.run(use()) for _ in range(2)] == [("n1", "n2")] * 2
     assert threading.active_count() < 20
-
-
-def test_importing_the_package_is_no_work() -> None:
-    code = "import load_watcher, sys; print(sorted({name.partition('.')[0] for name in sys.modules} & {'numpy', 'aiohttp', 'pydantic'}))"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "[]"
