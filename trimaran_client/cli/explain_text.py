@@ -18,8 +18,9 @@ from trimaran_client.policies.wording import amount
 
 WIDTH = 120
 _LABEL_WIDTH = 14
-# A node after a burst can have hundreds; JSON has them all.
+# A node after a burst can have hundreds of pods, and Peaks a model for each of thousands of nodes; JSON has them all.
 _MOST_PODS = 10
+_MOST_ENTRIES = 5
 
 
 def write_explanation(explanation: Explanation, ranked: Sequence[NodeScore]) -> Iterator[str]:
@@ -59,11 +60,16 @@ def _write_head(explanation: Explanation) -> Iterator[str]:
 
 def _argument(value: object) -> str:
     if isinstance(value, dict):
-        told = ", ".join(f"{key}: {_argument(each)}" for key, each in value.items() if each != "")
+        told = _join([f"{key}: {_argument(each)}" for key, each in value.items() if each != ""])
         return f"{{{told}}}" if told else "any"
     if isinstance(value, list):
-        return f"[{', '.join(map(_argument, value))}]"
+        return f"[{_join(list(map(_argument, value)))}]"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _join(entries: Sequence[str]) -> str:
+    more = [f"{len(entries) - _MOST_ENTRIES} more"] if len(entries) > _MOST_ENTRIES else []
+    return ", ".join([*entries[:_MOST_ENTRIES], *more])
 
 
 def _write_prediction(prediction: ExplainedPrediction) -> Iterator[str]:

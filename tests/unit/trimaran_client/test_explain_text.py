@@ -44,6 +44,12 @@ def test_arguments_are_told_without_what_is_left_to_the_policy() -> None:
     assert entry(write(arguments=arguments), "arguments") == ["target=40, metric=any, other={window: 5m}, list=[1]"]
 
 
+def test_of_many_entries_of_an_argument_the_first_are_told() -> None:
+    models = {f"n{number}": {"k1": -2.0} for number in range(3000)}
+    told = "{n0: {k1: -2}, n1: {k1: -2}, n2: {k1: -2}, n3: {k1: -2}, n4: {k1: -2}, 2995 more}"
+    assert entry(write(arguments={"models": models}), "arguments") == [f"models={told}"]
+
+
 def test_a_prediction_is_told_part_by_part() -> None:
     parts = [{"part": "web", "kind": "container", "rule": "limit", "amount": 1500}, {"part": "", "kind": "pod", "rule": "x", "amount": 0}]
     lines = write(predictions=[{"resource": "cpu", "unit": "millicores", "amount": 1500, "parts": parts}])
