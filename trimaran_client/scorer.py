@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
@@ -125,22 +126,28 @@ class Scorer:
 
 
 class Alignments:
-    """Find the rows of names in tables, and remember the last few: a scheduler asks for the same names against the same table again."""
+    """
+    Find the rows of names in tables, and remember the last few.
+
+    A scheduler asks for all nodes again and again, or each time for a few others out of thousands; the tables of nodes and pods stay the
+    same for many questions, or get a new node with each in a burst.
+    """
 
     def __init__(self) -> None:
         self._names: tuple[str, ...] = ()
         self._known: dict[tuple[int, int], tuple[object, object, IntArray]] = {}
+        self._asked: deque[Mapping[str, int]] = deque(maxlen=_MOST_ALIGNMENTS)
 
     def list_names(self, nodes: Sequence[Node | str]) -> tuple[tuple[str, ...], list[Node]]:
         """Answer the names of candidates, the same object where they are those of the last time, and which candidates are manifests."""
         given = tuple(nodes)
         if given is self._names or given == self._names:
             return self._names, []
-        manifests = [] if set(map(type, given)) <= {str} else [node for node in given if not isinstance(node, str)]
-        names = tuple(node if isinstance(node, str) else node.name for node in given) if manifests else cast("tuple[str, ...]", given)
-        if not manifests:
-            self._names = names
-        return names, manifests
+        if set(map(type, given)) <= {str}:
+            self._names = cast("tuple[str, ...]", given)
+            return self._names, []
+        manifests = [node for node in given if not isinstance(node, str)]
+        return tuple(node if isinstance(node, str) else node.name for node in given), manifests
 
     def align(self, names: tuple[str, ...], rows: Mapping[str, int]) -> IntArray:
         """Answer the row of each name, shape (names,); -1 where it has none. Neither argument may change afterwards."""
@@ -153,16 +160,25 @@ class Alignments:
             known = self._known[key] = (names, rows, found)  # both are held, so that no other object gets their identity
         return known[2]
 
+    def locate(self, names: tuple[str, ...], snapshot: LoadSnapshot) -> IntArray:
+        """Answer the row of each name in a snapshot, shape (names,); few names out of many are not worth remembering."""
+        return find_rows(names, snapshot.rows) if _are_few(names, snapshot) else self.align(names, snapshot.rows)
+
     def align_through(self, names: tuple[str, ...], rows: IntArray, snapshot: LoadSnapshot, other: Mapping[str, int]) -> IntArray:
-        """Answer the row of each name in another table, from its row in the snapshot where it has one: candidates change more often."""
+        """Answer the row of each name in another table: few names directly, unless the whole snapshot is aligned with it already."""
         if names is snapshot.nodes or not snapshot.nodes:
             return self.align(names, other)
-        if 2 * len(names) < len(snapshot.nodes):  # the table of pods gets new nodes all the time in a burst
+        if _are_few(names, snapshot) and not any(other is each for each in self._asked):
+            self._asked.append(other)
             return find_rows(names, other)
         found = take_codes(self.align(snapshot.nodes, other), rows)
         strangers = np.flatnonzero(rows < 0)
         found[strangers] = find_rows([names[row] for row in strangers.tolist()], other)
         return found
+
+
+def _are_few(names: tuple[str, ...], snapshot: LoadSnapshot) -> bool:
+    return 2 * len(names) < len(snapshot.nodes)
 
 
 def find_rows(names: Sequence[str], rows: Mapping[str, int]) -> IntArray:
@@ -190,7 +206,7 @@ def build_columns(
         pods = AssignedPods.of(pods, now=now, resources=resources)
     pods_view = None if pods is None else pods.view(now)
     capacities_view = None if capacities is None else capacities.view()
-    rows = alignments.align(names, snapshot.rows)
+    rows = alignments.locate(names, snapshot)
     nowhere = np.empty(0, dtype=np.int64)
     return NodeColumns(
         names=names,

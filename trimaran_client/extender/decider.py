@@ -29,12 +29,13 @@ from trimaran_client.extender.wire import (
     PriorityEncoder,
     decode_args,
     encode_filtered,
+    pick,
     to_short_scale,
 )
 from trimaran_client.objects import NodeObject, PodObject, to_node, to_pod
 from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NEUTRAL_NODE_SCORE, NodeColumns, Reason, Scores
 from trimaran_client.resources import Node, Pod
-from trimaran_client.snapshot import LoadSnapshot, SnapshotSource
+from trimaran_client.snapshot import SnapshotSource
 
 logger = logging.getLogger(__name__)
 
@@ -112,9 +113,7 @@ class Decider:
         self._cluster = cluster
         self._hot_spots = HotSpots(config.filter)
         self._clock = clock
-        self._names: dict[str, str] = {}
         self._encoder = PriorityEncoder()
-        self._named_snapshot: LoadSnapshot | None = None
 
     def prioritize(self, body: bytes) -> bytes:
         """
@@ -138,7 +137,7 @@ class Decider:
             self.counters.outcomes["shadow"] += 1
             return NO_SCORES
         self.counters.outcomes["scored"] += 1
-        return self._encode(names, decision.values.tolist())
+        return self._encode(names, decision.values.tolist(), columns=decision.columns)
 
     def filter(self, body: bytes) -> bytes:
         """
@@ -187,12 +186,14 @@ class Decider:
 
     def _decide(self, pod: Pod, choice: Choice, names: tuple[str, ...], manifests: tuple[Node, ...]) -> Decision:
         now, snapshot = self._clock(), self._load.snapshot
-        names = self._canonical(names, snapshot)
         candidates = manifests or names
         columns = choice.scorer.columns(snapshot, now=now, nodes=candidates, pods=self._pods, capacities=self._nodes)
         failures = choice.scorer.failures
         scores = choice.scorer.score_columns(pod, columns)
         values = np.clip(scores.values, MIN_NODE_SCORE, MAX_NODE_SCORE)
+        # The snapshot's own strings, so that remembered decisions do not each hold theirs.
+        rows = _all_rows(columns)
+        names = pick(snapshot.nodes, rows) if rows else names
         if choice.scorer.failures != failures:
             self.counters.failures["policy"] += 1
         elif self._config.assume_seconds and not self._config.shadow and pod.uid and len(names):
@@ -205,7 +206,7 @@ class Decider:
             pod=pod,
             scheduler_name=choice.scheduler_name,
             policy=choice.scorer.policy.name,
-            names=columns.names,
+            names=names,
             values=values.astype(np.int8),
             reasons=scores.reasons.astype(np.int8),
             snapshot_age_seconds=max(0.0, now - snapshot.made_at) if snapshot.made_at else None,
@@ -236,19 +237,14 @@ class Decider:
             if count:
                 self.counters.reasons[str(Reason(code))] += count
 
-    def _canonical(self, names: tuple[str, ...], snapshot: LoadSnapshot) -> tuple[str, ...]:
-        """Take the snapshot's own strings for names that it has, so that remembered decisions do not each hold theirs."""
-        if snapshot is not self._named_snapshot:
-            if self._named_snapshot is None or snapshot.nodes != self._named_snapshot.nodes:
-                self._names = {name: name for name in snapshot.nodes}
-                self._encoder.learn(snapshot.nodes)
-            self._named_snapshot = snapshot
-        return tuple(map(self._names.get, names, names))
-
-    def _encode(self, names: tuple[str, ...], scores: list[int]) -> bytes:
+    def _encode(self, names: tuple[str, ...], scores: list[int], *, columns: NodeColumns | None = None) -> bytes:
         if self._config.shadow:
             return NO_SCORES
-        return self._encoder.encode(names, map(to_short_scale, scores) if self._config.scale != MAX_NODE_SCORE else scores)
+        if self._config.scale != MAX_NODE_SCORE:
+            scores = list(map(to_short_scale, scores))
+        if columns is None:
+            return self._encoder.encode(names, scores)
+        return self._encoder.encode(names, scores, nodes=columns.snapshot.nodes, rows=_all_rows(columns))
 
     def _note_failure(self, error: Exception, verb: str) -> None:
         cause = "pod_unreadable" if isinstance(error, ManifestError | msgspec.DecodeError) else type(error).__name__
@@ -256,6 +252,12 @@ class Decider:
         self.counters.failures[cause] += 1
         if self.counters.failures[cause] == 1:
             logger.error("%s failed; each node got the neutral score; more of this kind are only counted", verb, exc_info=error)
+
+
+def _all_rows(columns: NodeColumns) -> list[int]:
+    """Answer where each candidate stands in the snapshot; empty where one does not."""
+    rows = columns.rows
+    return [] if rows is None or bool((rows < 0).any()) else rows.tolist()
 
 
 def _read_pod(text: bytes) -> Pod:
