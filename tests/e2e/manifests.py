@@ -15,6 +15,8 @@ from tests.e2e.service import run_command
 K8S = Path(__file__).parents[2] / "k8s"
 NAMESPACE = "trimaran"
 
+IDENTITY_KINDS = ("Namespace", "ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
+
 # API group, resource, verb; where the right is for one object only, its name follows the resource after a slash and a blank.
 Right = tuple[str, str, str]
 
@@ -34,6 +36,11 @@ async def compose(binaries: Binaries, folder: Path, overlay: str, components: Se
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
     return await render(binaries, folder)
+
+
+async def apply_identities(api: ApiClient, binaries: Binaries, overlay: str) -> None:
+    """Make the identities of *overlay*, with their rights, in the cluster, and the namespace that they are in."""
+    await api.apply_all(each for each in await render(binaries, K8S / "overlays" / overlay) if each["kind"] in IDENTITY_KINDS)
 
 
 def find(manifests: Sequence[JsonObject], kind: str, name: str = "") -> JsonObject:

@@ -14,7 +14,20 @@ import yaml
 from tests.e2e.api import ApiClient, ApiError, JsonObject
 from tests.e2e.binaries import Binaries
 from tests.e2e.cluster import NODE_METRICS_PATH, Cluster
-from tests.e2e.manifests import K8S, NAMESPACE, Right, compose, expand, fetch_rights, fetch_role, find, make_pod_of, read_config, render
+from tests.e2e.manifests import (
+    K8S,
+    NAMESPACE,
+    Right,
+    apply_identities,
+    compose,
+    expand,
+    fetch_rights,
+    fetch_role,
+    find,
+    make_pod_of,
+    read_config,
+    render,
+)
 from tests.e2e.scheduler import Scheduler, running_scheduler
 from tests.e2e.service import on_cluster, running_load_watcher
 from tests.e2e.waiting import NotYet, wait_for
@@ -28,7 +41,6 @@ COMBINATIONS = [
     ("scheduler", ["before-1.35", "host-network"]),
     ("extender", ["events", "namespace-overrides"]),
 ]
-IDENTITY_KINDS = ("Namespace", "ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
 IDENTITIES = ("load-watcher", "extender", "trimaran-scheduler")
 LEASE_PATH = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/trimaran-scheduler"
 LEAD_SECONDS = 40.0  # a lease that was not given back is held for 15 s, and asked for every 2 s
@@ -58,7 +70,7 @@ REFUSED_TO_READERS: list[tuple[str, str, JsonObject | None]] = [
 async def identities(cluster: Cluster, binaries: Binaries) -> dict[str, str]:
     """All roles and identities of the overlays, applied, and a token for each identity: name → token."""
     for overlay in ("load-watcher", "extender", "scheduler"):
-        await cluster.api.apply_all(each for each in await render(binaries, K8S / "overlays" / overlay) if each["kind"] in IDENTITY_KINDS)
+        await apply_identities(cluster.api, binaries, overlay)
     return {name: await cluster.create_token(name, namespace=NAMESPACE) for name in IDENTITIES}
 
 
