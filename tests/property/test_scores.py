@@ -252,15 +252,12 @@ def test_a_node_at_or_under_both_targets_never_scores_below_one_over_any(
     cpu: float, memory: float, other_cpu: float, other_memory: float, pod: int, one: int, other: int, target: float
 ) -> None:
     snapshot = snapshot_of({"one": busy_node(cpu, memory), "other": busy_node(other_cpu, other_memory)})
-    explanation = Scorer(packing_with_memory(target)).explain(
-        make_pod(cpu_limit=f"{pod}m"), snapshot, now=NOW, pods=decided({"one": one, "other": other})
-    )
-    is_under, score = {}, {}
-    for node in explanation.nodes:
-        predicted = [node.terms["cpu_predicted_percent"] or 0.0, node.terms["memory_predicted_percent"] or 0.0]
-        is_under[node.node], score[node.node] = max(predicted) <= target, node.score
-    if is_under["one"] and not is_under["other"]:
-        assert score["one"] >= score["other"]
+    policy, placed = packing_with_memory(target), make_pod(cpu_limit=f"{pod}m")
+    columns = Scorer(policy).columns(snapshot, now=NOW, pods=decided({"one": one, "other": other}))
+    terms, scores = policy.explain(placed, columns).terms, policy.score_nodes(placed, columns).values
+    is_under = np.maximum(terms["cpu_predicted_percent"], terms["memory_predicted_percent"]) <= target
+    if is_under[0] and not is_under[1]:
+        assert scores[0] >= scores[1]
 
 
 @given(percents, percents, percents, millicores, millicores, targets, st.sampled_from(["minimum", "weights"]))

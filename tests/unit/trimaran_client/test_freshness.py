@@ -13,6 +13,7 @@ from trimaran_client import (
     LowRiskOverCommitment,
     MetricChoice,
     Peaks,
+    PolicyArgumentError,
     Reason,
     Scorer,
     TargetLoadPacking,
@@ -275,3 +276,22 @@ def test_differs_from_upstream_sidecars_and_init_steps_count() -> None:
     plain = make_pod(cpu_limit="500m")
     assert default.predict_pod_millicores(dataclasses.replace(plain, init_containers=pod.init_containers)) == 4000
     assert upstream.predict_pod_millicores(dataclasses.replace(plain, init_containers=pod.init_containers)) == 500
+
+
+def test_differs_from_upstream_arguments_out_of_range_are_refused() -> None:
+    """The plugin takes a target over 100, and its scores go over 100 with it."""
+    upstream = TargetLoadPacking.upstream({"targetUtilization": 200})
+    assert Scorer(upstream).score_nodes(IDLE, make_snapshot({"n1": 10}), now=NOW).by_node() == {"n1": 195}
+    with pytest.raises(PolicyArgumentError, match="target_percent is 200"):
+        TargetLoadPackingArgs(target_percent=200)
+
+
+@pytest.mark.parametrize("kind", [LoadVariationRiskBalancing, LowRiskOverCommitment])
+def test_differs_from_upstream_a_limit_without_a_request_is_a_request(kind: Any) -> None:
+    """As the API server sets it; a manifest from a file may not have met it."""
+    snapshot = with_metrics(n1=[cpu("AVG", 0), memory("AVG", 0)])
+    pod = make_pod(cpu_limit="4")
+    name = "cpu_pod_millicores" if kind is LoadVariationRiskBalancing else "cpu_node_requested_millicores"
+    columns = Scorer(kind()).columns(snapshot, now=NOW, pods=[])
+    ours, theirs = (policy.explain(pod, columns).terms[name][0] for policy in (kind(), kind.upstream()))
+    assert (ours, theirs) == (4000, 0)
