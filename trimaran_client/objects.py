@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from sys import intern
 
 import msgspec
@@ -20,6 +21,9 @@ from trimaran_client.units import Quantity
 # The values are read one by one, so that the message for a bad one can name it.
 RawAmounts = dict[str, object]
 
+# Longer than what any sane container asks for; longer ones are not remembered.
+_LONGEST_REMEMBERED = 1000
+
 
 class ResourcesObject(msgspec.Struct, frozen=True, gc=False):
     """Requests and limits of a container."""
@@ -29,10 +33,10 @@ class ResourcesObject(msgspec.Struct, frozen=True, gc=False):
 
 
 class ContainerObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """A container or init container."""
+    """A container or init container; its resources are read by :func:`to_pod`, and those of many alike only once."""
 
     name: str | None = None
-    resources: ResourcesObject | None = None
+    resources: msgspec.Raw = msgspec.Raw(b"null")
     restart_policy: str | None = None
 
 
@@ -114,14 +118,15 @@ class NodeObject(msgspec.Struct, frozen=True, gc=False):
 
 _NO_META, _NO_SPEC, _NO_STATUS = PodMetaObject(), PodSpecObject(), PodStatusObject()
 _NO_CONTAINER, _NO_RESOURCES = ContainerObject(), ResourcesObject()
+_RESOURCES_DECODER = msgspec.json.Decoder(ResourcesObject | None)
 
 
 def to_pod(value: PodObject) -> Pod:
     """
-    Make of an object what :meth:`Pod.from_manifest` makes of its JSON, about ten times faster.
+    Make of an object what :meth:`Pod.from_manifest` makes of its JSON, several times faster.
 
     Raises:
-        ManifestError: If a quantity cannot be read; the message gives its path.
+        ManifestError: If a quantity, or the form of resources, cannot be read; the message gives its path.
     """
     metadata, spec, status = value.metadata or _NO_META, value.spec or _NO_SPEC, value.status or _NO_STATUS
     try:
@@ -142,12 +147,12 @@ def to_pod(value: PodObject) -> Pod:
             is_deleting=metadata.deletion_timestamp is not None,
             scheduler_name=spec.scheduler_name or "",
             priority_class=spec.priority_class_name or "",
-            is_daemon=any(owner is not None and owner.kind == "DaemonSet" for owner in metadata.owner_references or ()),
-            labels=own_entries(metadata.labels),
-            annotations=own_entries(metadata.annotations),
+            is_daemon=_is_daemon(metadata.owner_references),
+            labels=own_entries(metadata.labels) if metadata.labels else {},
+            annotations=own_entries(metadata.annotations) if metadata.annotations else {},
         )
-    except QuantityError:
-        return Pod.from_manifest(msgspec.to_builtins(value))  # which tells where it stands
+    except (QuantityError, msgspec.DecodeError):
+        return Pod.from_manifest(msgspec.json.decode(msgspec.json.encode(value)))  # which tells where it stands
 
 
 def to_node(value: NodeObject) -> Node:
@@ -171,13 +176,24 @@ def _containers(listed: Sequence[ContainerObject | None] | None) -> tuple[Contai
 
 
 def _container(value: ContainerObject) -> Container:
-    resources = value.resources or _NO_RESOURCES
-    return Container(value.name or "", _amounts(resources.requests), _amounts(resources.limits), value.restart_policy == "Always")
+    resources = bytes(value.resources)
+    read = _read_container if len(resources) <= _LONGEST_REMEMBERED else _read_container.__wrapped__
+    return read(value.name or "", resources, value.restart_policy == "Always")
+
+
+@lru_cache(maxsize=4096)  # thousands of pods are made of the same few templates
+def _read_container(name: str, resources: bytes, is_sidecar: bool) -> Container:  # noqa: FBT001 - the cache is faster without names
+    read = _RESOURCES_DECODER.decode(resources) or _NO_RESOURCES
+    return Container(name, _amounts(read.requests), _amounts(read.limits), is_sidecar)
 
 
 def _amounts(amounts: RawAmounts | None) -> Amounts:
     parse = Quantity.parse
     return {name: parse(amount) for name, amount in amounts.items()} if amounts else {}
+
+
+def _is_daemon(owners: Sequence[OwnerObject | None] | None) -> bool:
+    return any(owner is not None and owner.kind == "DaemonSet" for owner in owners) if owners else False
 
 
 def _scheduled_at(conditions: Sequence[ConditionObject | None] | None) -> float:

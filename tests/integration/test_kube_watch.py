@@ -147,6 +147,33 @@ async def test_report_91_deletion_with_metadata_only(api: FakeApiServer, client:
         assert list(view.objects) == ["uid-n1"]
 
 
+async def test_only_what_is_to_be_kept_is_kept(api: FakeApiServer, client: KubeClient, recorder: Recorder) -> None:
+    """A change is told in full, a deletion with what was kept; and a list knows by the version what has not changed."""
+    selection = ObjectSelection(NODES, Thing, key=lambda metadata: metadata.name, keep=lambda thing: Thing(thing.metadata))
+    api.watch_scripts += [close, say_gone]
+    async with ListWatch(client, selection, listener=recorder, times=TIMES) as view:
+        await wait_for(api, lambda: api.open_watches == 1 and api.count(NODES) == 2)
+        api.delete(NODES, "n2")
+        await recorder.wait_for("delete n2 -")
+        assert [thing.status.capacity for thing in view.objects.values()] == [{}]
+        assert (view.event_count, view.unreadable_count) == (3, 0)
+    assert recorder.told == ["update n1 4", "update n2 8", "relist", "relist", "delete n2 -"]
+
+
+async def test_object_of_the_same_name_and_version_that_is_another(api: FakeApiServer, client: KubeClient, recorder: Recorder) -> None:
+    """As after etcd was restored from a backup: versions come again."""
+    node = make_node("n1", cpu="64")
+    node["metadata"] |= {"uid": "another", "resourceVersion": "101"}
+
+    async def restore(stream: WatchStream) -> None:
+        api.replies[NODES] = Reply(body={"metadata": {"resourceVersion": "101"}, "items": [node]})
+        await stream.send_gone()
+
+    api.watch_scripts.append(restore)
+    async with list_watch(client, recorder):
+        await recorder.wait_for("update n1 64", "delete n2 8")
+
+
 async def test_deletion_of_an_unknown_object_is_nothing(api: FakeApiServer, client: KubeClient, recorder: Recorder) -> None:
     async def delete_unknown(stream: WatchStream) -> None:
         await stream.send("DELETED", {"metadata": {"name": "never-seen", "resourceVersion": "200"}})

@@ -59,6 +59,20 @@ def test_a_bad_quantity_is_told_with_its_path() -> None:
         to_pod(msgspec.json.decode(text, type=PodObject))
 
 
+def test_resources_of_a_wrong_form_are_told_with_their_path() -> None:
+    text = b'{"spec": {"containers": [{"resources": {"limits": 5}}]}}'
+    with pytest.raises(ManifestError, match=r"spec\.containers\[0\]\.resources\.limits: a mapping is needed, not a number"):
+        to_pod(msgspec.json.decode(text, type=PodObject))
+
+
+def test_containers_that_are_alike_are_one() -> None:
+    """Replicas of one template cost what one of them does; what is longer than any sane one is not remembered."""
+    text = b'{"spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "1"%s}}}]}}'
+    for padding, is_one in ((b"", True), (b" " * 2000, False)):
+        first, second = (to_pod(msgspec.json.decode(text % padding, type=PodObject)).containers[0] for _ in range(2))
+        assert (first == second, first is second) == (True, is_one)
+
+
 def test_a_node_is_read() -> None:
     manifest = {"metadata": {"name": "n1"}, "status": {"capacity": {"cpu": "8", "memory": None}, "allocatable": {"cpu": "7900m"}}}
     assert to_node(msgspec.json.decode(msgspec.json.encode(manifest), type=NodeObject)) == Node.from_manifest(manifest)
