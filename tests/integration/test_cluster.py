@@ -253,6 +253,25 @@ async def test_pods_whose_time_in_flight_is_over_leave_though_nobody_asks(
         assert pods.in_flight_count == 0
 
 
+async def test_report_38_pods_and_nodes_that_have_been_leave_nothing_behind(
+    api: FakeApiServer, feed: ClusterFeed, pods: WatchedPods, nodes: WatchedNodes
+) -> None:
+    """Bad ones included."""
+    for number in range(300):
+        api.put_nodes(make_node(f"gone-{number}"))
+        api.put_pods(make_pod(f"gone-{number}", node=f"gone-{number}", scheduled_at=JUST_NOW, cpu="many" if number % 10 == 0 else "1"))
+        api.delete(PODS, f"default/gone-{number}", metadata_only=number % 2 == 0)
+        api.delete(NODES, f"gone-{number}")
+    api.put_nodes(make_node("last"))
+    api.put_pods(make_pod("last", node="last", scheduled_at=JUST_NOW))
+    await nodes.change.wait_for(lambda: "last" in nodes)
+    await pods.wait_for(lambda: "uid-last" in pods.states())
+    assert feed.bad_object_count == 30
+    assert (len(pods), len(nodes)) == (3, 3)
+    for watch in feed._watches:
+        assert (len(watch.objects), len(watch._versions), len(watch._unreadable)) == (3, 3, 0)
+
+
 # Breaks
 
 
