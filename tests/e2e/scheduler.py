@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from tests.e2e.api import ApiClient, JsonObject
 from tests.e2e.binaries import Binaries
 from tests.e2e.cluster import Cluster
+from tests.e2e.metrics import Metrics
 from tests.e2e.probes import wait_until_ok
 from tests.e2e.processes import ManagedProcess, choose_free_ports, running_process
 from tests.e2e.waiting import NotYet, wait_for
@@ -22,24 +21,8 @@ CALLS_PER_SECOND = 5000  # its default of 50 would be what a burst measures
 COUNTED_SECONDS = 15.0
 
 
-@dataclass(frozen=True)
-class SchedulerMetrics:
+class SchedulerMetrics(Metrics):
     """The scheduler's own metrics at one instant."""
-
-    samples: Sequence[Sample]
-
-    def total(self, name: str, **labels: str) -> float:
-        """Sum the series called *name* that have *labels*; a series that has not counted yet is not there, and adds nothing."""
-        return sum(sample.value for sample in self.samples if sample.name == name and labels.items() <= sample.labels.items())
-
-    def mean(self, name: str, **labels: str) -> float:
-        """
-        Return the mean of what a histogram has seen.
-
-        Raises:
-            ZeroDivisionError: When it has seen nothing.
-        """
-        return self.total(f"{name}_sum", **labels) / self.total(f"{name}_count", **labels)
 
     @property
     def cycle_seconds(self) -> float:
@@ -67,8 +50,7 @@ class Scheduler:
 
     async def fetch_metrics(self) -> SchedulerMetrics:
         """Return its metrics as they are now."""
-        families = text_string_to_metric_families(await self.api.fetch_text("/metrics"))
-        return SchedulerMetrics([sample for family in families for sample in family.samples])
+        return SchedulerMetrics.parse(await self.api.fetch_text("/metrics"))
 
     async def wait_for_scheduled(self, count: int) -> SchedulerMetrics:
         """Wait until *count* pods are counted as placed, which is a moment after each is bound, and return the metrics of then."""
