@@ -10,6 +10,7 @@ Accurate Computation of Binomial Probabilities" (2000), which keeps its digits w
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -25,7 +26,6 @@ _TINY = 1e-300
 # How far from the mean, in standard deviations, the density still matters: exp(-38**2 / 2) is about the smallest double.
 _TAIL_DEVIATIONS = 38.0
 _PANELS = 6
-_POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 # From here the Stirling series below is exact to the last digit; its terms are DLMF 5.11.1.
 _STIRLING_FROM = 16.0
 _STIRLING_TERMS = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188)
@@ -117,22 +117,27 @@ def _fraction_tail(a: FloatArray, b: FloatArray, x: FloatArray, one_minus_x: Flo
 
 
 def _integral_tail(a: FloatArray, b: FloatArray, x: FloatArray, one_minus_x: FloatArray) -> FloatArray:
-    """Integrate the density from where it vanishes up to *x*, by Gauss and Legendre's rule on a few panels."""
+    """Integrate the density from where it vanishes up to *x*, by the rule of Gauss and Legendre on a few panels."""
     total = a + b
     deviation = np.sqrt(a * b / (total * total * (total + 1.0)))
     start = np.clip(a / total - _TAIL_DEVIATIONS * deviation, 0.0, x)
-    width = (x - start) / _PANELS
-    tail = np.zeros_like(x)
+    points, weights = _gauss_legendre()
+    a, b, x, one_minus_x, width = (each[:, np.newaxis] for each in (a, b, x, one_minus_x, (x - start) / _PANELS))
+    tail = np.zeros(len(start))
     for panel in range(_PANELS):
-        for point, weight in zip(_POINTS.tolist(), _WEIGHTS.tolist(), strict=True):
-            distance = width * (_PANELS - panel - (point + 1.0) / 2)
-            t, one_minus_t = x - distance, one_minus_x + distance
-            inside = t > 0
-            density = _density_factor(a, b, np.where(inside, t, 0.5), np.where(inside, one_minus_t, 0.5)) / np.where(
-                inside, t * one_minus_t, 1.0
-            )
-            tail += np.where(inside, weight / 2 * width * density, 0.0)
+        distance = width * (_PANELS - panel - (points + 1.0) / 2)
+        t, one_minus_t = x - distance, one_minus_x + distance
+        inside = t > 0
+        density = _density_factor(a, b, np.where(inside, t, 0.5), np.where(inside, one_minus_t, 0.5))
+        tail += np.where(inside, weights / 2 * width * density / np.where(inside, t * one_minus_t, 1.0), 0.0).sum(axis=1)
     return np.clip(tail, 0.0, 1.0)
+
+
+@functools.cache
+def _gauss_legendre() -> tuple[FloatArray, FloatArray]:
+    """Answer points and weights on [-1, 1]; not at import, since numpy.polynomial takes longer to load than most of this library."""
+    points, weights = np.polynomial.legendre.leggauss(24)
+    return points, weights
 
 
 def _density_factor(a: FloatArray, b: FloatArray, x: FloatArray, one_minus_x: FloatArray) -> FloatArray:
@@ -169,7 +174,7 @@ def _deviance(value: FloatArray, expected: FloatArray, excess: FloatArray) -> Fl
     """Compute value * log(value / expected) - excess, where excess = value - expected; the terms nearly cancel where that is small."""
     ratio = excess / (value + expected)
     squared = ratio * ratio
-    series = np.zeros_like(value)
+    series = np.zeros_like(squared)
     for power in range(9, 0, -1):
         series = (series + 1.0 / (2 * power + 1)) * squared
     close = excess * ratio + 2 * value * ratio * series

@@ -8,8 +8,7 @@ answers a :class:`~trimaran_client.policies.base.ScoringPolicy`. It is imported 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import metadata
-from typing import Final, NamedTuple, get_args
+from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
 from trimaran_client.errors import PolicyArgumentError
 from trimaran_client.policies.arguments import Preset
@@ -19,6 +18,9 @@ from trimaran_client.policies.low_risk_over_commitment import LowRiskOverCommitm
 from trimaran_client.policies.peaks import Peaks, PeaksArgs
 from trimaran_client.policies.plain_arguments import read_arguments, unknown_problems
 from trimaran_client.policies.target_load_packing import TargetLoadPacking, TargetLoadPackingArgs
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
 
 ENTRY_POINT_GROUP: Final = "trimaran_client.policies"
 
@@ -56,7 +58,7 @@ _BUILT_IN: Final[Mapping[str, _BuiltIn]] = {
 
 def list_policy_names() -> tuple[str, ...]:
     """List the names that can be chosen: ours, and those of installed packages."""
-    return tuple(sorted({*_BUILT_IN, *metadata.entry_points(group=ENTRY_POINT_GROUP).names}))
+    return tuple(sorted({*_BUILT_IN, *_entry_points().names}))
 
 
 def create_policy(name: str, args: Mapping[str, object] | None = None, preset: str = "default") -> ScoringPolicy:
@@ -87,6 +89,12 @@ def create_policy(name: str, args: Mapping[str, object] | None = None, preset: s
     return built_in.default(args) if preset == "default" else _create_upstream(name, built_in, args)
 
 
+def _entry_points() -> EntryPoints:
+    from importlib import metadata  # a sixth of the time that importing the library takes, and few need it
+
+    return metadata.entry_points(group=ENTRY_POINT_GROUP)
+
+
 def _create_upstream(name: str, built_in: _BuiltIn, args: Mapping[str, object]) -> ScoringPolicy:
     problems = unknown_problems(args, (*built_in.upstream_names, *_PLUGIN_COMMON))
     try:
@@ -99,7 +107,7 @@ def _create_upstream(name: str, built_in: _BuiltIn, args: Mapping[str, object]) 
 
 
 def _create_foreign(name: str, args: Mapping[str, object], preset: str) -> ScoringPolicy:
-    found = tuple(metadata.entry_points(group=ENTRY_POINT_GROUP, name=name))
+    found = tuple(_entry_points().select(name=name))
     packages = [entry_point.dist.name if entry_point.dist else entry_point.value for entry_point in found]
     if not found:
         raise PolicyArgumentError.of(repr(name), unknown_problems([name], list_policy_names(), "policy"))
@@ -110,7 +118,7 @@ def _create_foreign(name: str, args: Mapping[str, object], preset: str) -> Scori
     return _call(name, _load(name, found[0], packages[0]), args, packages[0])
 
 
-def _load(name: str, entry_point: metadata.EntryPoint, package: str) -> object:
+def _load(name: str, entry_point: EntryPoint, package: str) -> object:
     try:
         return entry_point.load()
     except Exception as error:  # importing runs anyone's code; whatever it raises is the reason that is told

@@ -202,10 +202,8 @@ def test_a_package_cannot_take_the_name_of_a_built_in(monkeypatch: pytest.Monkey
     assert create_policy("TargetLoadPacking").name == "TargetLoadPacking"
 
 
-def test_listing_imports_no_package() -> None:
-    code = (
-        "import sys; from trimaran_client import list_policy_names; before = set(sys.modules); list_policy_names();"
-        "assert not [name for name in set(sys.modules) - before if not name.startswith(('importlib', 'email', 'zipfile'))]"
-    )
-    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_what_few_need_is_not_loaded_by_importing_the_library() -> None:
+    """Each takes about as long as all of this library beside numpy."""
+    code = "import sys, trimaran_client; print([name for name in ('importlib.metadata', 'numpy.polynomial') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=True, capture_output=True, text=True)
+    assert done.stdout == "[]\n"
