@@ -32,7 +32,7 @@ from load_watcher.samples import Window
 from load_watcher.server.app import create_app
 from load_watcher.settings import BindAddress, Settings, list_variables, load_settings
 from load_watcher.wiring import make_memory, make_watcher
-from trimaran_client.ops import configure_logging
+from trimaran_client.ops import choose_loop, configure_logging
 
 # Schedulers ask every 30 s over one connection; closing it in between would cost each of them a new one, and a race with the close.
 _KEEP_ALIVE_SECONDS: Final = 3600
@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for warning in warnings:
         _log.warning(warning)
     try:
-        asyncio.run(_serve(settings))
+        with asyncio.Runner(loop_factory=choose_loop()) as runner:
+            runner.run(_serve(settings))
     except KeyboardInterrupt:  # before the loop could take the signal
         return 0
     except (LoadWatcherError, _ListenError) as error:

@@ -7,6 +7,7 @@ It stands beside the core of the library: only ``load_watcher`` and ``trimaran_c
 from __future__ import annotations
 
 import asyncio
+import importlib
 import io
 import logging
 import sys
@@ -32,6 +33,22 @@ _CHATTY_LOGGERS = ("aiohttp.access", "kubernetes_asyncio")
 _REPEAT_SECONDS = 10.0
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
+
+
+def choose_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Choose what makes the event loop: uvloop where it is installed (the extra ``speed``), else ``None``, the standard library's."""
+    try:
+        return importlib.import_module("uvloop").new_event_loop  # type: ignore[no-any-return]
+    except ImportError:
+        return None
+
+
+def choose_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Choose what makes the event loop: uvloop where it is installed (the extra ``speed``), else ``None``, the standard library's."""
+    try:
+        return importlib.import_module("uvloop").new_event_loop  # type: ignore[no-any-return]
+    except ImportError:
+        return None
 
 
 class HttpError(Exception):

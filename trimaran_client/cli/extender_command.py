@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,7 +51,7 @@ def extender(
     import msgspec
 
     from trimaran_client.extender.config import ExtenderConfig, load_config
-    from trimaran_client.ops import configure_logging
+    from trimaran_client.ops import choose_loop, configure_logging
 
     config = ExtenderConfig() if config_file is None else load_config(config_file)
     given: dict[str, Any] = {"watcher": watcher, "bind": bind, "kubeconfig": kubeconfig, "shadow": shadow or None}
@@ -63,7 +61,7 @@ def extender(
         click.echo("the configuration is fine")
         return
     configure_logging(config.log_level, log_format=config.log_format)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=choose_loop()) as runner:
         runner.run(_serve(config))
 
 
@@ -91,11 +89,3 @@ async def _serve(config: Any) -> None:  # noqa: ANN401 - the configuration's mod
             logger.info("stopping")
         finally:
             await runner.cleanup()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Take uvloop where it is installed (the extra ``speed``), else the loop of the standard library."""
-    try:
-        return importlib.import_module("uvloop").new_event_loop  # type: ignore[no-any-return]
-    except ImportError:
-        return None

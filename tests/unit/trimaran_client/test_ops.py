@@ -1,6 +1,9 @@
+import asyncio
 import io
 import json
 import logging
+import sys
+import types
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -206,3 +209,15 @@ def test_a_traceback_shows_no_local_variables(log_format: str) -> None:
         logging.getLogger("theirs").exception("failed")
     assert stream.getvalue().count("ValueError: 6") == 2
     assert "s3cret" not in stream.getvalue()
+
+
+def test_the_loop_is_uvloop_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    uvloop = types.ModuleType("uvloop")
+    uvloop.new_event_loop = asyncio.new_event_loop  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "uvloop", uvloop)
+    assert ops.choose_loop() is asyncio.new_event_loop
+
+
+def test_without_it_the_loop_is_that_of_the_standard_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert ops.choose_loop() is None
