@@ -43,14 +43,6 @@ def choose_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
 
 
-def choose_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Choose what makes the event loop: uvloop where it is installed (the extra ``speed``), else ``None``, the standard library's."""
-    try:
-        return importlib.import_module("uvloop").new_event_loop  # type: ignore[no-any-return]
-    except ImportError:
-        return None
-
-
 class HttpError(Exception):
     """
     An answer other than success, raised by a handler.
