@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from trimaran_client import wire
+from trimaran_client.pod_table import AssignedPod
 from trimaran_client.policies.base import MetricUse, NodeColumns, PodUse, Reason, Reasoning, Scores, ScoringPolicy
 from trimaran_client.policies.wording import BASE_UNITS, amount
 from trimaran_client.resources import CPU, Pod
@@ -118,12 +119,22 @@ def explain_columns(
         only: The nodes to tell of; all by default.
     """
     failed = bool(len(scores.names)) and bool((scores.reasons == Reason.POLICY_FAILED).all())
-    reasoning = Reasoning((), (), {}, [[]] * len(columns.names)) if failed else policy.explain(pod, columns)
+    hints = _general_hints(columns, failed=failed)
+    reasoning = Reasoning((), (), {}, [[]] * len(columns.names))
+    if not failed:
+        try:
+            reasoning = policy.explain(pod, columns)
+        except Exception as error:  # noqa: BLE001 - anyone's code; what it raises is told
+            hints.append(f"the policy cannot explain itself: {error!r}")
     wanted = None if only is None else set(only)
-    row_of = {name: row for row, name in reversed(list(enumerate(columns.names)))}
-    told = [ranked for ranked in scores.ranked() if wanted is None or ranked.node in wanted]
+    values, reasons = scores.values.tolist(), scores.reasons.tolist()
+    rows = [row for row, name in enumerate(columns.names) if wanted is None or name in wanted]
+    rows.sort(key=lambda row: (-values[row], columns.names[row]))
     made_at = columns.snapshot.made_at
     arguments = getattr(policy, "args", None)
+    placed: dict[str, list[tuple[int, AssignedPod]]] = {}
+    for index, held in enumerate(() if columns.pods is None else columns.pods.in_flight):
+        placed.setdefault(held.node, []).append((index, held))
     return Explanation(
         pod=f"{pod.namespace}/{pod.name}",
         policy=policy.name,
@@ -132,8 +143,11 @@ def explain_columns(
         source=columns.snapshot.source,
         snapshot_age_seconds=_number(columns.now - made_at) if made_at else None,
         predictions=[_prediction(use) for use in reasoning.pods],
-        nodes=[_Node(policy, pod, columns, reasoning, row_of[each.node]).explain(each.score, each.reason) for each in told],
-        hints=_general_hints(columns, failed=failed),
+        nodes=[
+            _Node(policy, pod, columns, reasoning, row, placed.get(columns.names[row], ())).explain(values[row], Reason(reasons[row]))
+            for row in rows
+        ],
+        hints=hints,
     )
 
 
@@ -145,12 +159,21 @@ def _prediction(use: PodUse) -> ExplainedPrediction:
 class _Node:
     """One candidate of an explanation."""
 
-    def __init__(self, policy: ScoringPolicy, pod: Pod, columns: NodeColumns, reasoning: Reasoning, row: int) -> None:
+    def __init__(
+        self,
+        policy: ScoringPolicy,
+        pod: Pod,
+        columns: NodeColumns,
+        reasoning: Reasoning,
+        row: int,
+        placed: Sequence[tuple[int, AssignedPod]],
+    ) -> None:
         self._policy = policy
         self._pod = pod
         self._columns = columns
         self._reasoning = reasoning
         self._row = row
+        self._placed = placed  # the pods in flight that are on it, with their indexes
 
     def explain(self, score: int, reason: Reason) -> ExplainedNode:
         columns, row = self._columns, self._row
@@ -191,10 +214,8 @@ class _Node:
         return ExplainedResource(name, BASE_UNITS.get(name, "units"), capacity, allocatable, requested)
 
     def _in_flight(self, use: PodUse) -> list[ExplainedPodInFlight]:
-        pods = self._columns.pods
-        if pods is None or not len(use.shares):
+        if not len(use.shares):
             return []
-        name = self._columns.names[self._row]
         return [
             ExplainedPodInFlight(
                 pod=f"{each.pod.namespace}/{each.pod.name}",
@@ -204,8 +225,8 @@ class _Node:
                 share=round(float(use.shares[index]), 6),
                 age_seconds=round(self._columns.now - each.assigned_at, 3),
             )
-            for index, each in enumerate(pods.in_flight)
-            if each.node == name and use.shares[index] > 0
+            for index, each in self._placed
+            if use.shares[index] > 0
         ]
 
     def _metric_hints(self) -> list[str]:
@@ -232,7 +253,7 @@ class _Node:
         columns, row = self._columns, self._row
         snapshot = columns.snapshot
         table, own = snapshot.metrics, snapshot.rows[columns.names[row]]
-        keys = [table.key_names[code] for code, at in zip(table.keys.tolist(), table.rows.tolist(), strict=True) if at == own]
+        keys = [table.key_names[code] for code in table.keys[table.rows == own].tolist()]
         served = [" ".join(filter(None, (key.operator, key.window))) for key in keys if key.type == metric_type]
         if served:
             return f"the load watcher serves {', '.join(served)} for it"

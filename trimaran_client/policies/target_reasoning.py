@@ -8,27 +8,30 @@ import numpy as np
 
 from trimaran_client.policies.base import MetricUse, NodeColumns, PodUse, Reason, Reasoning
 from trimaran_client.policies.targets import Target, UtilizationTerms, allocated_percent, compute_terms, score_target, utilization_score
-from trimaran_client.policies.wording import BASE_UNITS, amount
+from trimaran_client.policies.wording import BASE_UNITS, Sentences, amount
 from trimaran_client.resources import Pod
-from trimaran_client.units import FloatArray
+from trimaran_client.units import FloatArray, IntArray
 
 
 def explain_targets(targets: Sequence[Target], pod: Pod, nodes: NodeColumns, *, max_age_seconds: float) -> Reasoning:
     """Lay open the arithmetic of some targets for every candidate."""
     computed = [(target, compute_terms(target, pod, nodes, max_age_seconds=max_age_seconds)) for target in targets]
     columns: dict[str, FloatArray] = {}
-    sentences: list[list[str]] = [[] for _ in nodes.names]
+    reasons: list[tuple[Target, IntArray]] = []
     for target, terms in computed:
-        scores, reasons = score_target(target, pod, nodes, terms)
-        told = _columns_of(target, pod, nodes, terms, scores)
-        columns |= told
-        for row, lines in enumerate(sentences):
-            lines += _tell(target, Reason(int(reasons[row])), {key: float(column[row]) for key, column in told.items()})
+        scores, codes = score_target(target, pod, nodes, terms)
+        columns |= _columns_of(target, pod, nodes, terms, scores)
+        reasons.append((target, codes))
+
+    def tell(row: int) -> list[str]:
+        known = {key: float(column[row]) for key, column in columns.items()}
+        return [line for target, codes in reasons for line in _tell(target, Reason(int(codes[row])), known)]
+
     return Reasoning(
         metrics=tuple(MetricUse(target.resource, target.selector, terms.selection) for target, terms in computed),
         pods=tuple(_pod_use(target, pod, nodes, terms) for target, terms in computed),
         terms=columns,
-        sentences=sentences,
+        sentences=Sentences(len(nodes.names), tell),
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, overload
 
 from trimaran_client.resources import CPU, MEMORY
 from trimaran_client.units import FloatArray
@@ -28,10 +28,37 @@ def amount(value: float, resource: str) -> str:
     return f"{value / _MEBIBYTE:.6g}Mi" if resource == MEMORY else f"{value:.6g}"
 
 
-def tell_terms(terms: Mapping[str, FloatArray], formula: str, count: int) -> Sequence[Sequence[str]]:
+class Sentences(Sequence[Sequence[str]]):
+    """
+    The sentences of each candidate, made when they are asked for: of thousands of nodes mostly one is.
+
+    Args:
+        count: How many candidates there are.
+        tell: Answers the sentences of one row.
+    """
+
+    def __init__(self, count: int, tell: Callable[[int], Sequence[str]]) -> None:
+        self._rows = range(count)
+        self._tell = tell
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Sequence[str]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Sequence[str]]: ...
+
+    def __getitem__(self, index: int | slice) -> Sequence[str] | Sequence[Sequence[str]]:
+        return [self._tell(row) for row in self._rows[index]] if isinstance(index, slice) else self._tell(self._rows[index])
+
+
+def tell_terms(terms: Mapping[str, FloatArray], formula: str, count: int) -> Sentences:
     """Tell the known terms of each of *count* nodes, and the formula that they go into."""
-    lists: list[list[str]] = []
-    for row in range(count):
+
+    def tell(row: int) -> list[str]:
         known = {name: float(column[row]) for name, column in terms.items()}
-        lists.append([", ".join(f"{name} {value:.4g}" for name, value in known.items() if not math.isnan(value)), formula])
-    return lists
+        return [", ".join(f"{name} {value:.4g}" for name, value in known.items() if not math.isnan(value)), formula]
+
+    return Sentences(count, tell)

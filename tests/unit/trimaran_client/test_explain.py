@@ -205,6 +205,17 @@ def test_a_policy_that_fails_is_explained_as_failed() -> None:
     assert explanation.hints[0] == "the policy raised an error: every node has the neutral score; the log shows it"
 
 
+class SilentPolicy(TargetLoadPacking):
+    def explain(self, pod: Pod, nodes: NodeColumns) -> Reasoning:
+        raise RuntimeError("no words")
+
+
+def test_a_policy_that_cannot_explain_itself_still_has_scores_metrics_and_hints() -> None:
+    explanation = explain(make_snapshot({"n1": 20}), scorer=Scorer(SilentPolicy()))
+    assert (explanation.nodes[0].score, explanation.nodes[0].reason) == (98, "at_or_below_target")
+    assert explanation.hints == ["the policy cannot explain itself: RuntimeError('no words')"]
+
+
 def test_it_can_be_written_as_json_with_functions_by_their_name() -> None:
     def by_history(pod: Pod, resource: str) -> float:
         return 500.0
