@@ -58,6 +58,7 @@ class Cluster:
         admin: The administrator's certificate; every server of the control plane lets it read everything.
         admin_kubeconfig: The same for programs.
         api_server: The API server's process; ``with cluster.api_server.hanging():`` makes it fall silent.
+        metrics_server: That of metrics-server; ``None`` where there is none.
         etcd_url: The address of etcd.
         folder: Logs, certificates and data; it goes away with the test run.
     """
@@ -70,6 +71,7 @@ class Cluster:
     api_server: ManagedProcess
     etcd_url: str
     folder: Path
+    metrics_server: ManagedProcess | None = None
 
     async def restart_api_server(self) -> None:
         """Stop the API server, which ends every watch, and start it again with the same data and address."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from tests.e2e.api import ApiClient, JsonObject
@@ -51,7 +52,7 @@ async def running_cluster(binaries: Binaries, folder: Path, *, with_kwok: bool =
         if with_kwok:
             await start.start_kwok()
         if with_metrics:
-            await start.start_metrics_server(cluster.api)
+            cluster = replace(cluster, metrics_server=await start.start_metrics_server(cluster.api))
         yield cluster
 
 
@@ -97,10 +98,11 @@ class _Start:
         kwok = await self._run("kwok", *self._kwok_flags())
         await wait_until_ok(kwok, f"https://127.0.0.1:{self._kwok_port}/healthz", context=self._context)
 
-    async def start_metrics_server(self, api: ApiClient) -> None:
+    async def start_metrics_server(self, api: ApiClient) -> ManagedProcess:
         metrics_server = await self._run("metrics-server", *self._metrics_server_flags())
         await self._register_metrics_api(api)
         await self._wait_until_metrics_api_available(metrics_server, api)
+        return metrics_server
 
     async def _run(self, program: str, *flags: str, settings: Mapping[str, str] | None = None) -> ManagedProcess:
         command: list[str | Path] = [self._binaries.path(program), *flags]

@@ -95,15 +95,16 @@ def on_cluster(kubeconfig: Path) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def running_load_watcher(provider: Mapping[str, str], *, folder: Path) -> AsyncIterator[Service]:
+async def running_load_watcher(provider: Mapping[str, str], *, folder: Path, port: int = 0) -> AsyncIterator[Service]:
     """
     Run our load watcher, from its first snapshot to the end of the context.
 
     Args:
         provider: The environment variables that choose what it reads, such as on_cluster(...).
         folder: Where its log goes.
+        port: Where it listens; 0 = on any free port.
     """
-    (port,) = choose_free_ports(1)
+    port = port or choose_free_ports(1)[0]
     settings = {
         "LOAD_WATCHER_BIND": f"127.0.0.1:{port}",
         "LOAD_WATCHER_REFRESH_SECONDS": f"{REFRESH_SECONDS:g}",
