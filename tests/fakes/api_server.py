@@ -46,6 +46,8 @@ class ReceivedRequest:
     path: str
     query: Mapping[str, str]
     authorization: str | None
+    method: str = "GET"
+    body: Manifest | None = None
 
     @property
     def is_watch(self) -> bool:
@@ -183,6 +185,7 @@ class FakeApiServer:
     async def __aenter__(self) -> Self:
         app = web.Application()
         app.router.add_get("/{path:.*}", self._answer)
+        app.router.add_post("/{path:.*}", self._answer)
         # A watch that hangs must not hold up the end of a test.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -275,6 +278,10 @@ class FakeApiServer:
         while not condition():
             await self._change.wait()
 
+    def created(self, path: str) -> list[Manifest]:
+        """List what was created in a collection, oldest first; nothing becomes of it."""
+        return [r.body for r in self.requests if r.path == path and r.body is not None]
+
     def count(self, path: str, *, watch: bool = False) -> int:
         """Count the requests for a path so far, first pages only."""
         return sum(r.path == path and r.is_watch == watch and "continue" not in r.query for r in self.requests)
@@ -286,13 +293,16 @@ class FakeApiServer:
         self._change = asyncio.Event()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        received = ReceivedRequest(request.path, dict(request.query), request.headers.get("Authorization"))
+        body = await request.json() if request.method == "POST" else None
+        received = ReceivedRequest(request.path, dict(request.query), request.headers.get("Authorization"), request.method, body)
         self.requests.append(received)
         self._wake()
         if self.token is not None and received.authorization != f"Bearer {self.token}":
             return await _write_reply(status_reply(401, "Unauthorized"))
         if request.path in self.replies:
             return await _write_reply(self.replies[request.path])
+        if body is not None:
+            return await _write_reply(Reply(201, body))
         if request.path not in self._collections:
             return web.Response(status=404, text="404 page not found\n")
         if received.is_watch:

@@ -82,7 +82,9 @@ async def _serve(config: Any) -> None:  # noqa: ANN401 - the configuration's mod
             try:
                 await web.TCPSite(runner, host or None, port).start()
             except OSError as error:
-                raise ListenError(f"cannot listen on {config.bind}: {os.strerror(error.errno or 0)}; give another --bind") from error
+                # Of a number the plain reason, since the loops word it differently; a name that is not found has none of the system's.
+                reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+                raise ListenError(f"cannot listen on {config.bind}: {reason}; give another --bind") from error
             logger.info("listening on %s:%s; load from %s", *runner.addresses[0][:2], config.watcher)
             settle()
             await stop.wait()

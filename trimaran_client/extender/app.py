@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -31,17 +30,13 @@ from trimaran_client.extender.handlers import (
     post_prioritize,
     refuse_quietly,
 )
+from trimaran_client.extender.health import Health
 from trimaran_client.extender.namespaces import Namespaces
 from trimaran_client.extender.profiles import Profiles
 from trimaran_client.extender.telemetry import Telemetry
 from trimaran_client.fetch import SnapshotFeed, WatcherClient
 from trimaran_client.kube import KubeClient
 from trimaran_client.resources import Pod
-
-logger = logging.getLogger(__name__)
-
-# API servers send a bookmark about every minute.
-_SILENT_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,33 +53,6 @@ class Extender:
     decider: Decider
     telemetry: Telemetry
     ready: ops.Probe
-
-
-class _Alone:
-    """The state of a cluster that is not watched: nothing is expected of it."""
-
-    def problem(self) -> str:
-        """Say nothing."""
-        return ""
-
-
-class _Watched:
-    """The state of a cluster that is."""
-
-    def __init__(self, feed: ClusterFeed) -> None:
-        self._feed = feed
-
-    def problem(self) -> str:
-        """Say whether pods and nodes are up to date."""
-        feed = self._feed
-        cause = f": {feed.last_error}" if feed.last_error is not None else ""
-        if not feed.synced.is_set():
-            return f"the pods and nodes of the cluster are not known yet{cause}"
-        if feed.last_error is not None:
-            return f"the view of the cluster is not kept up to date{cause}"
-        if feed.silent_seconds > _SILENT_SECONDS:
-            return f"the API server has said nothing for {feed.silent_seconds:.0f} s"
-        return ""
 
 
 @asynccontextmanager
@@ -113,7 +81,7 @@ async def running_extender(config: ExtenderConfig, *, clock: Callable[[], float]
 
             def note_bound(pod: Pod) -> None:
                 decision = log.note_bound(pod)
-                if decision is not None and events is not None:
+                if decision is not None and events is not None and not decision.is_shadow:
                     events.submit(decision)
 
             feed = await stack.enter_async_context(ClusterFeed(client, pods=pods, nodes=nodes, clock=clock, on_bound=note_bound))
@@ -121,8 +89,8 @@ async def running_extender(config: ExtenderConfig, *, clock: Callable[[], float]
         windows, statistics = profiles.needs()
         watcher = await stack.enter_async_context(WatcherClient(config.watcher, windows=windows, statistics=statistics))
         load: SnapshotFeed = await stack.enter_async_context(watcher.follow())
-        state = _Alone() if feed is None else _Watched(feed)
-        decider = Decider(config, load=load, pods=pods, nodes=nodes, profiles=profiles, cluster=state, log=log, clock=clock)
+        health = Health(load, cluster=feed, namespaces=namespaces, clock=clock)
+        decider = Decider(config, load=load, pods=pods, nodes=nodes, profiles=profiles, sources=health, log=log, clock=clock)
         telemetry = Telemetry(
             decider.counters,
             load=load,
@@ -130,14 +98,11 @@ async def running_extender(config: ExtenderConfig, *, clock: Callable[[], float]
             watch_silent_seconds=lambda: 0.0 if feed is None else feed.silent_seconds,
             event_outcomes=events.outcomes if events is not None else {},
             clock=clock,
+            is_degraded=lambda: bool(health.problem()),
             version=version("trimaran"),
         )
 
-        def ready() -> str | None:
-            failure = f"; the last request failed: {load.failure}" if load.failure is not None else ""
-            return f"{problem}{failure}" if (problem := decider.degraded()) else None
-
-        yield Extender(decider, telemetry, ready)
+        yield Extender(decider, telemetry, health.obstacle)
 
 
 def create_app(extender: Extender) -> web.Application:

@@ -7,15 +7,17 @@ Keys are in lower camel case, as in a ``KubeSchedulerConfiguration``, beside whi
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 import yaml
 
 from trimaran_client.assigned import DEFAULT_HOLD_SECONDS
-from trimaran_client.errors import ExtenderConfigError, PolicyArgumentError
+from trimaran_client.errors import ExtenderConfigError, PolicyArgumentError, WatcherError
+from trimaran_client.fetch import WatcherClient
 from trimaran_client.policies.base import ScoringPolicy
 from trimaran_client.policies.registry import create_policy
 from trimaran_client.policies.target_load_packing import TargetLoadPacking
@@ -30,7 +32,7 @@ _MOST_DECISIONS = 100_000
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
 
 
-class ProfileConfig(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+class ProfileConfig(msgspec.Struct, frozen=True, rename="camel"):
     """
     How the pods of one scheduler profile are scored.
 
@@ -58,7 +60,7 @@ class ProfileConfig(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_
         return create_policy(self.policy, self.args, self.preset)
 
 
-class FilterConfig(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+class FilterConfig(msgspec.Struct, frozen=True, rename="camel"):
     """
     Which nodes are too hot for further pods.
 
@@ -81,7 +83,7 @@ class FilterConfig(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_f
     exempt_namespaces: tuple[str, ...] = ("kube-system",)
 
 
-class ExtenderConfig(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+class ExtenderConfig(msgspec.Struct, frozen=True, rename="camel"):
     """
     Everything that can be set.
 
@@ -131,40 +133,62 @@ class ExtenderConfig(msgspec.Struct, frozen=True, rename="camel", forbid_unknown
         Check what belongs together, and answer itself.
 
         Raises:
-            ExtenderConfigError: Naming every problem.
+            ExtenderConfigError: Naming every problem, one line each.
         """
+        if problems := self._problems():
+            raise ExtenderConfigError("\n".join(problems))
+        return self
+
+    def _problems(self) -> list[str]:
         problems = [] if _is_bind(self.bind) else [f"bind is {self.bind!r}; write an address and a port, for example {DEFAULT_BIND}"]
+        try:
+            WatcherClient(self.watcher)
+        except WatcherError as error:
+            problems.append(f"watcher: {error}")
+        problems += self._profile_problems()
+        problems += _filter_problems(self.filter)
+        problems += _number_problems((("holdSeconds", self.hold_seconds), ("assumeSeconds", self.assume_seconds)))
+        if not 1 <= self.decisions <= _MOST_DECISIONS:
+            problems.append(f"decisions is {self.decisions}; give 1 to {_MOST_DECISIONS}")
+        for name, is_set in (("events", self.events), ("namespaceOverrides", self.namespace_overrides)):
+            if is_set and not self.cluster:
+                problems.append(f"{name} needs the cluster, and cluster is false; set one of them the other way")
+        return problems
+
+    def _profile_problems(self) -> list[str]:
         names = [each.scheduler_name for each in self.profiles]
-        if not names:
-            problems.append("profiles is empty; give at least one, for example {schedulerName: trimaran}")
-        problems += [f"profiles: schedulerName {name!r} stands twice" for name in sorted({each for each in names if names.count(each) > 1})]
+        problems = [] if names else ["profiles is empty; give at least one, for example {schedulerName: trimaran}"]
+        problems += [f"profiles: schedulerName {name!r} stands twice; remove one" for name in dict.fromkeys(names) if names.count(name) > 1]
         for profile in self.profiles:
             try:
                 profile.make_policy()
             except PolicyArgumentError as error:
-                problems.append(f"profile {profile.scheduler_name!r}: {error}")
-        problems += [
-            f"filter.{name} is {value!r}; give a percentage above 0 and at most 100"
-            for name, value in (("cpuPercent", self.filter.cpu_percent), ("memoryPercent", self.filter.memory_percent))
-            if value is not None and not 0 < value <= 100
-        ]
-        for name, value in (
-            ("filter.hysteresisPercent", self.filter.hysteresis_percent),
-            ("filter.maxAgeSeconds", self.filter.max_age_seconds),
-            ("holdSeconds", self.hold_seconds),
-            ("assumeSeconds", self.assume_seconds),
-        ):
-            if not 0 <= value < float("inf"):
-                problems.append(f"{name} is {value!r}; give a finite number of at least 0")
-        if not 1 <= self.decisions <= _MOST_DECISIONS:
-            problems.append(f"decisions is {self.decisions}; give 1 to {_MOST_DECISIONS}")
-        if not self.watcher.startswith(("http://", "https://")):
-            problems.append(f"watcher is {self.watcher!r}; write its address, for example {DEFAULT_WATCHER}")
-        if not self.cluster and (self.events or self.namespace_overrides):
-            problems.append("events and namespaceOverrides need the cluster, and cluster is false")
-        if problems:
-            raise ExtenderConfigError("; ".join(problems))
-        return self
+                problems += [f"profile {profile.scheduler_name!r}: {profile.policy}: {each}" for each in error.problems]
+        return problems
+
+
+def _filter_problems(config: FilterConfig) -> list[str]:
+    thresholds = [("cpuPercent", config.cpu_percent), ("memoryPercent", config.memory_percent)]
+    given = [(name, value) for name, value in thresholds if value is not None]
+    problems = [
+        f"filter.{name} is {value!r}; give a percentage above 0 and at most 100, or null for none"
+        for name, value in given
+        if not 0 < value <= 100
+    ]
+    problems += [
+        f"filter.hysteresisPercent is {config.hysteresis_percent!r}, which leaves nothing of {name}; give less than {value:g}"
+        for name, value in given
+        if 0 < value <= min(100, config.hysteresis_percent)
+    ]
+    if config.enabled and not given:
+        problems.append("filter is enabled without a threshold; give filter.cpuPercent or filter.memoryPercent")
+    return problems + _number_problems(
+        (("filter.hysteresisPercent", config.hysteresis_percent), ("filter.maxAgeSeconds", config.max_age_seconds))
+    )
+
+
+def _number_problems(numbers: Iterable[tuple[str, float]]) -> list[str]:
+    return [f"{name} is {value!r}; give a finite number of at least 0" for name, value in numbers if not 0 <= value < float("inf")]
 
 
 def load_config(path: Path) -> ExtenderConfig:
@@ -172,18 +196,18 @@ def load_config(path: Path) -> ExtenderConfig:
     Read the configuration from a file.
 
     Raises:
-        ExtenderConfigError: If it cannot be read; the message names the file and every problem.
+        ExtenderConfigError: If it cannot be read; the message has a line for every problem, with the file.
     """
     try:
         document = yaml.safe_load(path.read_bytes())
     except OSError as error:
-        raise ExtenderConfigError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ExtenderConfigError(f"{path}: not YAML: {error}") from error
+        raise ExtenderConfigError(f"{path}: {error.strerror}; check the path and who may read it") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ExtenderConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     try:
         return parse_config({} if document is None else document)
     except ExtenderConfigError as error:
-        raise ExtenderConfigError(f"{path}: {error}") from error
+        raise ExtenderConfigError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from error
 
 
 def parse_config(document: object) -> ExtenderConfig:
@@ -191,34 +215,45 @@ def parse_config(document: object) -> ExtenderConfig:
     Read the configuration from plain data.
 
     Raises:
-        ExtenderConfigError: Naming every problem.
+        ExtenderConfigError: Naming every problem, one line each: of what cannot be read, and of the rest as if that were not there.
     """
-    if not isinstance(document, Mapping):
-        raise ExtenderConfigError("the configuration is a mapping of keys to values")
-    problems = _unknown_keys(document, ExtenderConfig, "")
-    listed = document.get("profiles")
-    for index, each in enumerate(listed if isinstance(listed, list) else []):
-        problems += _unknown_keys(each, ProfileConfig, f"profiles[{index}].")
-    problems += _unknown_keys(document.get("filter"), FilterConfig, "filter.")
+    problems: list[str] = []
+    config = _read(document, ExtenderConfig, "", problems)
+    try:
+        config.check()
+    except ExtenderConfigError as error:
+        problems += str(error).splitlines()
     if problems:
-        raise ExtenderConfigError("; ".join(problems))
-    problems, values = [], dict(document)
-    for field in msgspec.structs.fields(ExtenderConfig):
-        if field.encode_name in values:
+        raise ExtenderConfigError("\n".join(problems))
+    return config
+
+
+def _read(document: object, struct: type[_StructT], where: str, problems: list[str]) -> _StructT:
+    """Make a struct of a mapping; what cannot be read is noted and left at its default."""
+    if not isinstance(document, Mapping):
+        problems.append(f"{where.rstrip('.') or 'the configuration'} is a mapping of keys to values, not {reprlib.repr(document)}")
+        return struct()
+    known = {field.encode_name: field for field in msgspec.structs.fields(struct)}
+    values: dict[str, Any] = {}
+    for key, value in document.items():
+        field = known.get(key)
+        if field is None:
+            problems.append(f"{where}{key}: there is no such key{_nearest(str(key), list(known))}")
+        elif field.type == FilterConfig:
+            values[field.name] = _read(value, FilterConfig, f"{where}{key}.", problems)
+        elif field.type == tuple[ProfileConfig, ...] and isinstance(value, list):
+            values[field.name] = tuple(_read(each, ProfileConfig, f"{where}{key}[{at}].", problems) for at, each in enumerate(value))
+        else:
             try:
-                msgspec.convert(values[field.encode_name], field.type)
+                values[field.name] = msgspec.convert(value, field.type)
             except msgspec.ValidationError as error:
-                problems.append(f"{field.encode_name}: {error}")
-    if problems:
-        raise ExtenderConfigError("; ".join(problems))
-    return msgspec.convert(values, ExtenderConfig).check()
+                problems.append(f"{where}{key} is {reprlib.repr(value)}: {str(error).lower()}{_choices(field.type)}")
+    return struct(**values)
 
 
-def _unknown_keys(document: object, struct: type[_StructT], where: str) -> list[str]:
-    if not isinstance(document, Mapping):
-        return []
-    known = [field.encode_name for field in msgspec.structs.fields(struct)]
-    return [f"{where}{key}: there is no such key{_nearest(str(key), known)}" for key in document if key not in known]
+def _choices(kind: Any) -> str:  # noqa: ANN401 - a type, as annotations write it
+    options = [option for each in (kind, *get_args(kind)) if get_origin(each) is Literal for option in get_args(each)]
+    return f"; choose from {', '.join(map(str, options))}" if options else ""
 
 
 def _nearest(key: str, known: list[str]) -> str:

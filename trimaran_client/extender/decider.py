@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
@@ -32,7 +32,7 @@ from trimaran_client.extender.wire import (
     pick,
     to_short_scale,
 )
-from trimaran_client.objects import NodeObject, PodObject, to_node, to_pod
+from trimaran_client.objects import NodeMetaObject, NodeObject, PodObject, to_node, to_pod
 from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NEUTRAL_NODE_SCORE, NodeColumns, Reason, Scores
 from trimaran_client.resources import Node, Pod
 from trimaran_client.snapshot import SnapshotSource
@@ -44,12 +44,25 @@ _MEASURED = frozenset(
     {Reason.AT_OR_BELOW_TARGET, Reason.ABOVE_TARGET, Reason.OVER_CAPACITY, Reason.RISK, Reason.BEST_EFFORT, Reason.POWER, Reason.NO_MODEL}
 )
 
+
+class _NamedObject(msgspec.Struct, frozen=True):
+    """A node of which only the name is read."""
+
+    metadata: NodeMetaObject | None = None
+
+
 _pod_decoder = msgspec.json.Decoder(PodObject)
 _node_decoder = msgspec.json.Decoder(NodeObject)
+_named_decoder = msgspec.json.Decoder(_NamedObject)
+_OUTCOMES = ("scored", "neutral", "other_scheduler", "shadow", "filtered", "bad_body")
 
 
-class ClusterState(Protocol):
-    """Whether what is known of the cluster can be relied on."""
+class PolicyAnswerError(Exception):
+    """Scores of a policy that are none: not one whole number with a known reason for each candidate."""
+
+
+class Sources(Protocol):
+    """Whether what answers are made from can be relied on."""
 
     def problem(self) -> str:
         """Say what is missing or old; empty where nothing is."""
@@ -86,7 +99,7 @@ class Decider:
         pods: The pods that hold a place.
         nodes: What nodes have; ``None`` where the cluster is not watched.
         profiles: What scores a pod.
-        cluster: Whether pods and nodes are up to date.
+        sources: Whether all of that is up to date.
         log: Where decisions are remembered.
         clock: Unix seconds.
     """
@@ -99,21 +112,23 @@ class Decider:
         pods: AssignedPods,
         nodes: NodeCapacities | None,
         profiles: Profiles,
-        cluster: ClusterState,
+        sources: Sources,
         log: DecisionLog,
         clock: Callable[[], float],
     ) -> None:
-        self.counters = Counters(Counter(), Counter(), Counter())
+        # Those that did not happen are told too, as 0.
+        self.counters = Counters(Counter(dict.fromkeys(_OUTCOMES, 0)), Counter(), Counter())
         self.log = log
         self._config = config
         self._load = load
         self._pods = pods
         self._nodes = nodes
         self._profiles = profiles
-        self._cluster = cluster
+        self._sources = sources
         self._hot_spots = HotSpots(config.filter)
         self._clock = clock
         self._encoder = PriorityEncoder()
+        self._last_failures: dict[str, str] = {}
 
     def prioritize(self, body: bytes) -> bytes:
         """
@@ -123,6 +138,7 @@ class Decider:
             ExtenderBodyError: If the body is not a question.
         """
         args, names, manifests = self._read(body)
+        pod: Pod | None = None
         try:
             pod = _read_pod(args.pod)
             choice = self._profiles.choose(pod)
@@ -130,14 +146,11 @@ class Decider:
                 self.counters.outcomes["other_scheduler"] += 1
                 return NO_SCORES
             decision = self._decide(pod, choice, names, manifests)
+            return self._encode(names, decision.values.tolist(), columns=decision.columns)
         except Exception as error:  # noqa: BLE001 - a scheduler must go on, whatever we did wrong
-            self._note_failure(error, "prioritize")
+            self._note_failure(error, pod, "each node got the neutral score")
+            self.counters.outcomes["neutral"] += 1
             return self._encode(names, [NEUTRAL_NODE_SCORE] * len(names))
-        if self._config.shadow:
-            self.counters.outcomes["shadow"] += 1
-            return NO_SCORES
-        self.counters.outcomes["scored"] += 1
-        return self._encode(names, decision.values.tolist(), columns=decision.columns)
 
     def filter(self, body: bytes) -> bytes:
         """
@@ -148,59 +161,61 @@ class Decider:
         """
         args, names, _ = self._read(body)
         refused: dict[str, str] = {}
+        pod: Pod | None = None
         try:
             pod = _read_pod(args.pod)
             if self._config.filter.enabled and self._profiles.choose(pod) is not None:
                 refused = self._hot_spots.refused(pod, names, self._load.snapshot, now=self._clock())
         except Exception as error:  # noqa: BLE001 - as above: nothing is taken out then
-            self._note_failure(error, "filter")
+            self._note_failure(error, pod, "no node was taken out")
         self.counters.outcomes["filtered"] += 1
-        if self._config.shadow and refused:
+        if self._config.shadow and refused and pod is not None:
             logger.info("would take out %s for pod %s/%s", refused, pod.namespace, pod.name)
             refused = {}
         self.counters.refused_nodes += len(refused)
         return encode_filtered(args, names, refused)
 
-    def columns(self, pod: Pod, names: tuple[str, ...] | None = None) -> tuple[Choice, NodeColumns] | None:
-        """Gather what is known of the candidates, by default all nodes, as it is now; ``None`` for a pod of another scheduler."""
-        choice = self._profiles.choose(pod)
-        if choice is None:
-            return None
-        columns = choice.scorer.columns(self._load, now=self._clock(), nodes=names, pods=self._pods, capacities=self._nodes)
-        return choice, columns
-
-    def degraded(self) -> str:
-        """Say what is missing for a good answer, in words; empty where nothing is."""
-        missing = [] if self._load.snapshot.nodes else ["no snapshot of the load watcher"]
-        return "; ".join(filter(None, [*missing, self._cluster.problem()]))
+    def columns_now(self, decision: Decision) -> NodeColumns:
+        """Gather what is known now of the candidates of a decision."""
+        return decision.scorer.columns(self._load, now=self._clock(), nodes=decision.names, pods=self._pods, capacities=self._nodes)
 
     def _read(self, body: bytes) -> tuple[ExtenderArgs, tuple[str, ...], tuple[Node, ...]]:
+        """Read a question: the candidates by name, each once, and those that came as objects as nodes."""
         try:
             args = decode_args(body)
-            nodes = tuple(to_node(_node_decoder.decode(node)) for node in args.nodes or ())
-        except (ExtenderBodyError, ManifestError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            if args.names is not None:
+                return args, args.names, ()
+            nodes: dict[str, tuple[Node, bytes]] = {}
+            for text in args.nodes or ():
+                node = _read_node(text)
+                nodes.setdefault(node.name, (node, text))
+        except ExtenderBodyError:
             self.counters.outcomes["bad_body"] += 1
-            raise ExtenderBodyError(str(error)) from error
-        names = tuple(node.name for node in nodes) if args.names is None else args.names
-        return args, names, () if args.names is not None else nodes
+            raise
+        manifests = tuple(node for node, _ in nodes.values())
+        return replace(args, nodes=tuple(text for _, text in nodes.values())), tuple(nodes), manifests
 
     def _decide(self, pod: Pod, choice: Choice, names: tuple[str, ...], manifests: tuple[Node, ...]) -> Decision:
         now, snapshot = self._clock(), self._load.snapshot
+        assumes = bool(self._config.assume_seconds and pod.uid and len(names)) and not self._config.shadow
+        if assumes and self._pods.state_of(pod.key) != "bound":
+            self._pods.forget(pod)  # asked again, it is not where it was taken to go, and must not count beside itself
         candidates = manifests or names
         columns = choice.scorer.columns(snapshot, now=now, nodes=candidates, pods=self._pods, capacities=self._nodes)
-        failures = choice.scorer.failures
         scores = choice.scorer.score_columns(pod, columns)
+        _check(scores, len(names))
+        self._count_reasons(scores)
+        self.counters.ignored_wishes += choice.ignored
         values = np.clip(scores.values, MIN_NODE_SCORE, MAX_NODE_SCORE)
+        is_neutral = bool(len(names)) and int(scores.reasons[0]) == Reason.POLICY_FAILED
         # The snapshot's own strings, so that remembered decisions do not each hold theirs.
         rows = _all_rows(columns)
         names = pick(snapshot.nodes, rows) if rows else names
-        if choice.scorer.failures != failures:
+        if is_neutral:
             self.counters.failures["policy"] += 1
-        elif self._config.assume_seconds and not self._config.shadow and pod.uid and len(names):
+        elif assumes:
             # Until its binding is seen, the pod counts where it will most likely go; else all pods of a burst would see the same nodes.
             self._pods.assume(pod, names[int(np.argmax(values))], now=now)
-        self.counters.ignored_wishes += choice.ignored
-        self._count_reasons(scores)
         decision = Decision(
             made_at=now,
             pod=pod,
@@ -216,6 +231,7 @@ class Decider:
             columns=columns,
         )
         self.log.add(decision)
+        self.counters.outcomes["neutral" if is_neutral else "shadow" if decision.is_shadow else "scored"] += 1
         if decision.is_shadow:
             best = int(np.argmax(values)) if len(names) else -1
             logger.info(
@@ -226,7 +242,7 @@ class Decider:
     def _degraded(self, scores: Scores) -> str:
         codes = np.bincount(scores.reasons, minlength=1)
         unmeasured = sum(int(count) for code, count in enumerate(codes.tolist()) if count and Reason(code) not in _MEASURED)
-        sentence = self.degraded()
+        sentence = self._sources.problem()
         if unmeasured:
             told = f"{unmeasured} of {len(scores.names)} nodes without usable metrics"
             sentence = f"{sentence}; {told}" if sentence else told
@@ -246,12 +262,14 @@ class Decider:
             return self._encoder.encode(names, scores)
         return self._encoder.encode(names, scores, nodes=columns.snapshot.nodes, rows=_all_rows(columns))
 
-    def _note_failure(self, error: Exception, verb: str) -> None:
-        cause = "pod_unreadable" if isinstance(error, ManifestError | msgspec.DecodeError) else type(error).__name__
-        self.counters.outcomes["neutral"] += 1
+    def _note_failure(self, error: Exception, pod: Pod | None, told: str) -> None:
+        """Count a failure, and log it unless it is the last one of its cause again."""
+        cause = "pod_unreadable" if pod is None else "policy" if isinstance(error, PolicyAnswerError) else type(error).__name__
         self.counters.failures[cause] += 1
-        if self.counters.failures[cause] == 1:
-            logger.error("%s failed; each node got the neutral score; more of this kind are only counted", verb, exc_info=error)
+        if self._last_failures.get(cause) != repr(error):
+            self._last_failures[cause] = repr(error)
+            name = "a pod that cannot be read" if pod is None else f"pod {pod.namespace}/{pod.name}"
+            logger.error("the answer on %s failed: %s; the same again is only counted", name, told, exc_info=error)
 
 
 def _all_rows(columns: NodeColumns) -> list[int]:
@@ -264,3 +282,25 @@ def _read_pod(text: bytes) -> Pod:
     if text == b"null":
         return Pod()
     return to_pod(_pod_decoder.decode(text))
+
+
+def _read_node(text: bytes) -> Node:
+    """Read a node; of one that cannot be read the name, so that it spoils no other."""
+    try:
+        return to_node(_node_decoder.decode(text))
+    except (ManifestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        try:
+            metadata = _named_decoder.decode(text).metadata
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ExtenderBodyError(f"a node that cannot be read: {error}") from error
+    if metadata is None or not metadata.name:
+        raise ExtenderBodyError("a node without a name")
+    return Node(metadata.name)
+
+
+def _check(scores: Scores, count: int) -> None:
+    """Refuse what a policy of someone else's may answer by mistake."""
+    if scores.values.shape != (count,) or scores.reasons.shape != (count,):
+        raise PolicyAnswerError(f"{len(scores.values)} scores and {len(scores.reasons)} reasons for {count} candidates")
+    if scores.values.dtype.kind not in "iu" or scores.reasons.dtype.kind not in "iu":
+        raise PolicyAnswerError(f"scores of type {scores.values.dtype} and reasons of type {scores.reasons.dtype}; both are whole numbers")

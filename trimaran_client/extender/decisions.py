@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -142,7 +142,7 @@ def view_decision(decision: Decision, *, most_nodes: int) -> DecisionView:
         policy=decision.policy,
         node_count=len(decision.names),
         nodes=nodes,
-        reasons={str(Reason(code)): count for code, count in sorted(Counter(decision.reasons.tolist()).items())},
+        reasons={str(Reason(code)): count for code, count in enumerate(np.bincount(decision.reasons, minlength=1).tolist()) if count},
         bound_to=decision.bound_to,
         bound_score=None if row_of_bound is None else int(decision.values[row_of_bound]),
         snapshot_age_seconds=None if decision.snapshot_age_seconds is None else round(decision.snapshot_age_seconds, 3),

@@ -9,6 +9,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Final, Self
+from urllib.parse import quote
 
 import msgspec
 
@@ -91,15 +92,19 @@ class EventWriter:
     async def _run(self) -> None:
         while True:
             decision = await self._waiting.get()
-            pod = decision.pod
+            path = f"/api/v1/namespaces/{quote(decision.pod.namespace, safe='')}/events"
             try:
-                event = _make_event(decision, at=time.time())
-                await self._client.create(f"/api/v1/namespaces/{pod.namespace}/events", event, timeout_seconds=_TIMEOUT_SECONDS)
+                await self._client.create(path, _make_event(decision, at=time.time()), timeout_seconds=_TIMEOUT_SECONDS)
                 self.outcomes["written"] += 1
             except KubernetesError as error:
-                self.outcomes["failed"] += 1
-                if self.outcomes["failed"] == 1:
-                    logger.warning("an event could not be written: %s; more failures are only counted", error)
+                self._note_failure(str(error))
+            except Exception as error:  # noqa: BLE001 - the last resort of a task that must outlive every fault
+                self._note_failure(f"a fault of our own, report it: {error!r}")
+
+    def _note_failure(self, told: str) -> None:
+        self.outcomes["failed"] += 1
+        if self.outcomes["failed"] == 1:
+            logger.warning("an event could not be written: %s; more failures are only counted", told)
 
 
 def tell(decision: Decision) -> str:

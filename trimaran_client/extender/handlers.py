@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -16,6 +19,7 @@ from trimaran_client.extender.decider import Decider
 from trimaran_client.extender.decisions import DecisionView, view_decision
 from trimaran_client.extender.telemetry import Telemetry
 from trimaran_client.extender.wire import ExtenderBodyError
+from trimaran_client.policies.base import Scores
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +32,9 @@ _DEFAULT_DECISIONS: Final = 50
 _MOST_DECISIONS: Final = 1000
 _DEFAULT_NODES: Final = 10
 _MOST_NODES: Final = 10_000
+_MOST_TOLD: Final = 100_000
+_WORST_NODES: Final = 3
+_OLD_HINT: Final = "the numbers of this decision are gone: it is explained by what is known now, when the pod itself counts where it is"
 
 
 class DecisionsView(msgspec.Struct, frozen=True):
@@ -41,8 +48,8 @@ class ExplainView(msgspec.Struct, frozen=True, rename="camel"):
     """
     Answer of ``GET /api/v1/explain``.
 
-    ``asDecided`` tells whether the explanation is made from the very numbers of the decision; an older decision is explained by what is
-    known now.
+    ``decision`` has all candidates. ``asDecided`` tells whether the explanation is made from the very numbers of the decision; an older
+    decision is explained by what is known now.
     """
 
     decision: DecisionView
@@ -78,34 +85,52 @@ async def get_decisions(request: web.Request) -> web.Response:
     log = request.app[DECIDER].log
     limit = _count(request, "limit", default=_DEFAULT_DECISIONS, most=_MOST_DECISIONS)
     most_nodes = _count(request, "nodes", default=_DEFAULT_NODES, most=_MOST_NODES)
+    if limit * most_nodes > _MOST_TOLD:
+        raise ops.HttpError(400, "bad_parameter", f"limit={limit} and nodes={most_nodes}: at most {_MOST_TOLD} nodes in all; ask for fewer")
     pod = request.query.get("pod", "")
     wanted = (each for each in log if not pod or pod == f"{each.pod.namespace}/{each.pod.name}")
-    views = [view_decision(each, most_nodes=most_nodes) for each, _ in zip(wanted, range(limit), strict=False)]
-    return _json(DecisionsView(views, len(log)))
+    found = list(itertools.islice(wanted, limit))
+    total = len(log)
+    return await _json(lambda: DecisionsView([view_decision(each, most_nodes=most_nodes) for each in found], total))
 
 
 async def get_explain(request: web.Request) -> web.Response:
-    """Answer why each candidate of ``pod=namespace/name`` had its score; ``node=NAME``, several times, for some of them only."""
+    """
+    Answer why candidates of ``pod=namespace/name`` had their scores.
+
+    The best ``nodes`` are told of, the last few, and where it was bound; with ``node=NAME``, several times, these and no others.
+    """
     decider = request.app[DECIDER]
     text = request.query.get("pod", "")
     namespace, slash, name = text.partition("/")
     if not (slash and namespace and name):
         raise ops.HttpError(400, "bad_parameter", f"pod={text!r}: write namespace/name")
+    most_nodes = _count(request, "nodes", default=_DEFAULT_NODES, most=_MOST_NODES)
     decision = decider.log.find(namespace, name)
     if decision is None:
         told = "there is no decision on it; the scheduler does not ask where only one node is feasible, and old decisions are forgotten"
         raise ops.HttpError(404, "unknown_pod", f"pod {text}: {told}; GET /api/v1/decisions lists those that are known")
-    only = request.query.getall("node", []) or None
-    gathered = (decision.scorer, decision.columns) if decision.columns is not None else None
-    if gathered is None:
-        now = decider.columns(decision.pod, decision.names)
-        if now is None:
-            raise ops.HttpError(404, "unknown_pod", f"pod {text}: no profile scores its scheduler's pods any more")
-        gathered = now[0].scorer, now[1]
-    scorer, columns = gathered
-    scores = decision.scores() if decision.columns is not None else scorer.score_columns(decision.pod, columns)
-    explanation = explain_columns(scorer.policy, decision.pod, columns, scores, only=only)
-    return _json(ExplainView(view_decision(decision, most_nodes=_DEFAULT_NODES), decision.columns is not None, explanation))
+    only = request.query.getall("node", [])
+    if unknown := [each for each in only if each not in decision.names]:
+        raise ops.HttpError(404, "unknown_node", f"node {', '.join(unknown)}: not among the {len(decision.names)} candidates of pod {text}")
+    as_decided, scorer = decision.columns is not None, decision.scorer
+    columns = decision.columns or decider.columns_now(decision)
+
+    def explain() -> ExplainView:
+        scores = decision.scores() if as_decided else scorer.score_columns(decision.pod, columns)
+        told = only or [*_choose(scores, most_nodes), *filter(None, [decision.bound_to])]
+        explanation = explain_columns(scorer.policy, decision.pod, columns, scores, only=told)
+        if not as_decided:
+            explanation = msgspec.structs.replace(explanation, hints=[_OLD_HINT, *explanation.hints])
+        return ExplainView(view_decision(decision, most_nodes=len(decision.names)), as_decided, explanation)
+
+    return await _json(explain)
+
+
+def _choose(scores: Scores, most_nodes: int) -> list[str]:
+    """Choose the best nodes, and the last few: people look at the winners, and at what is wrong with the others."""
+    ranked = [each.node for each in scores.ranked()]
+    return [*ranked[:most_nodes], *ranked[-_WORST_NODES:]]
 
 
 @web.middleware
@@ -139,5 +164,7 @@ def _count(request: web.Request, name: str, *, default: int, most: int) -> int:
     return min(int(text), most)
 
 
-def _json(value: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+async def _json(make: Callable[[], object]) -> web.Response:
+    """Answer what *make* makes, beside the event loop: of thousands of nodes that takes a while, and the scheduler must not wait for it."""
+    body = await asyncio.to_thread(lambda: msgspec.json.encode(make()))
+    return web.Response(body=body, content_type="application/json")

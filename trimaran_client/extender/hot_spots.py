@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from trimaran_client import wire
 from trimaran_client.extender.config import FilterConfig
 from trimaran_client.resources import Pod
 from trimaran_client.snapshot import LoadSnapshot
-
-_OPERATORS = (wire.AVERAGE, wire.LATEST)
 
 
 class HotSpots:
@@ -23,7 +23,8 @@ class HotSpots:
     def __init__(self, config: FilterConfig) -> None:
         self._config = config
         self._snapshot: LoadSnapshot | None = None
-        self._hot: dict[str, str] = {}
+        # Metric type → node → why it is hot; empty of one that was, and has no value now.
+        self._hot: dict[str, dict[str, str]] = {}
 
     def refused(self, pod: Pod, names: tuple[str, ...], snapshot: LoadSnapshot, *, now: float) -> dict[str, str]:
         """
@@ -43,23 +44,27 @@ class HotSpots:
         if snapshot is not self._snapshot:
             self._hot, self._snapshot = self._find(snapshot), snapshot
         refused: dict[str, str] = {}
-        for name in names:
-            if name in self._hot and now - snapshot.sampled_at[snapshot.rows[name]] <= config.max_age_seconds:
-                refused[name] = self._hot[name]
+        for hot in self._hot.values():
+            for name in names:
+                if hot.get(name) and now - snapshot.sampled_at[snapshot.rows[name]] <= config.max_age_seconds:
+                    refused.setdefault(name, hot[name])
         return refused
 
-    def _find(self, snapshot: LoadSnapshot) -> dict[str, str]:
+    def _find(self, snapshot: LoadSnapshot) -> dict[str, dict[str, str]]:
+        thresholds = ((wire.CPU, self._config.cpu_percent), (wire.MEMORY, self._config.memory_percent))
+        return {metric: self._find_by(snapshot, metric, threshold) for metric, threshold in thresholds if threshold is not None}
+
+    def _find_by(self, snapshot: LoadSnapshot, metric: str, threshold: float) -> dict[str, str]:
+        average, latest = (snapshot.column(metric, (operator,)) for operator in (wire.AVERAGE, wire.LATEST))
+        column = np.where(np.isnan(average), latest, average)
+        again = threshold - self._config.hysteresis_percent
+        before = self._hot.get(metric, {})
         hot: dict[str, str] = {}
-        for metric_type, threshold in ((wire.CPU, self._config.cpu_percent), (wire.MEMORY, self._config.memory_percent)):
-            if threshold is None:
-                continue
-            column = snapshot.column(metric_type, _OPERATORS)
-            again = threshold - self._config.hysteresis_percent
-            for row in np.flatnonzero(column > again).tolist():
-                name, percent = snapshot.nodes[row], float(column[row])
-                if percent > threshold:
-                    hot[name] = f"{metric_type} {percent:.1f} % is above the threshold of {threshold:g} %"
-                elif name in self._hot:
-                    told = f"{metric_type} {percent:.1f} % has not come down to {again:g} % since it was above {threshold:g} %"
-                    hot.setdefault(name, told)
+        for row in np.flatnonzero(~(column <= again)).tolist():
+            name, percent = snapshot.nodes[row], float(column[row])
+            if percent > threshold:
+                hot[name] = f"{metric} {percent:.1f} % is above the threshold of {threshold:g} %"
+            elif name in before:
+                told = f"{metric} {percent:.1f} % has not come down to {again:g} % since it was above {threshold:g} %"
+                hot[name] = "" if math.isnan(percent) else told
         return hot

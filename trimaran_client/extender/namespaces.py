@@ -8,6 +8,7 @@ from typing import Final, Self
 
 import msgspec
 
+from trimaran_client.errors import KubernetesError
 from trimaran_client.kube import KubeClient, ListWatch, ObjectMeta, ObjectSelection
 from trimaran_client.resources import own_entries
 
@@ -45,6 +46,11 @@ class Namespaces:
 
     async def __aexit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
         await self._watch.__aexit__(exc_type, exc, traceback)
+
+    @property
+    def last_error(self) -> KubernetesError | None:
+        """Answer why they may be out of date; ``None`` while they are watched."""
+        return self._watch.last_error
 
     def entries(self, name: str) -> Mapping[str, str]:
         """Answer the labels and annotations of a namespace that are ours; an annotation takes the place of a label."""

@@ -8,12 +8,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trimaran_client import wire
 from trimaran_client.errors import PolicyArgumentError
 from trimaran_client.extender.config import ProfileConfig
-from trimaran_client.policies.arguments import metric_choices
 from trimaran_client.policies.base import ScoringPolicy
-from trimaran_client.policies.registry import create_policy
+from trimaran_client.policies.metric_needs import find_needs
+from trimaran_client.policies.registry import create_policy, list_policy_names
 from trimaran_client.policies.target_load_packing import TargetLoadPacking
 from trimaran_client.resources import OWN_PREFIX, Pod
 from trimaran_client.scorer import Scorer
@@ -25,9 +24,10 @@ _DEFAULT_SCHEDULER = "default-scheduler"
 # Anyone who may create pods can ask for new ones.
 _MOST_SCORERS = 256
 _MOST_TOLD = 1000
-# What a reply has where nothing is asked for; other profiles go by it.
-_USUAL_WINDOWS = ("5m", "10m", "15m")
-_USUAL_STATISTICS = (wire.AVERAGE, wire.STANDARD_DEVIATION)
+_MOST_SHOWN = 40
+_MOST_KEPT = 200
+# In the order in which they are followed: a target is for the policy that was chosen.
+_POLICY, _TARGET = "policy", "target-cpu-percent"
 
 NamespaceEntries = Callable[[str], Mapping[str, str]]
 """Answers the labels and annotations of a namespace that are ours; an annotation takes the place of a label."""
@@ -58,21 +58,15 @@ class Profiles:
         self._configs = {each.scheduler_name: each for each in configs}
         self._scorers = {name: Scorer(each.make_policy()) for name, each in self._configs.items()}
         self._namespace_entries = namespace_entries
-        self._overridden: dict[tuple[str, str, str], Scorer] = {}
-        self._told: set[str] = set()
-
-    @property
-    def failures(self) -> int:
-        """Answer how often a policy raised."""
-        return sum(each.failures for each in (*self._scorers.values(), *self._overridden.values()))
+        # Looking through installed packages takes long, and a pod can wish for anything.
+        self._policy_names = frozenset(list_policy_names() if any(_POLICY in each.overrides for each in configs) else ())
+        # What cannot be made is remembered too, as the reason.
+        self._overridden: dict[tuple[str, str, str | None], Scorer | str] = {}
+        self._told: set[tuple[str, str]] = set()
 
     def needs(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Answer the windows and statistics that the policies ask of the load watcher; empty where the usual ones do."""
-        choices = [each for scorer in self._scorers.values() for each in metric_choices(getattr(scorer.policy, "args", None))]
-        windows, statistics = ({getattr(each, name) for each in choices} - {""} for name in ("window", "statistic"))
-        if not windows and not statistics:
-            return (), ()
-        return tuple(sorted(windows | set(_USUAL_WINDOWS))), tuple(sorted((statistics | set(_USUAL_STATISTICS)) - {wire.LATEST}))
+        return find_needs(scorer.policy for scorer in self._scorers.values())
 
     def choose(self, pod: Pod) -> Choice | None:
         """Answer what scores a pod; ``None`` for a pod of another scheduler."""
@@ -80,14 +74,15 @@ class Profiles:
         config = self._configs.get(name)
         if config is None:
             return None
-        wishes = {key: value for key in config.overrides if (value := self._wish(pod, key)) is not None}
-        if not wishes:
-            return Choice(name, self._scorers[name])
-        try:
-            return Choice(name, self._override(config, wishes.get("policy", ""), wishes.get("target-cpu-percent", "")))
-        except PolicyArgumentError as error:
-            self._tell(f"pod {pod.namespace}/{pod.name} or its namespace wishes what cannot be: {error}; the profile's policy scores it")
-        return Choice(name, self._scorers[name], len(wishes))
+        wishes = {key: value for key in (_POLICY, _TARGET) if key in config.overrides and (value := self._wish(pod, key)) is not None}
+        scorer, followed = self._scorers[name], dict[str, str]()
+        for key, value in wishes.items():
+            try:
+                scorer = self._override(config, {**followed, key: value})
+                followed[key] = value
+            except PolicyArgumentError as error:
+                self._tell(pod, str(error))
+        return Choice(name, scorer, len(wishes) - len(followed))
 
     def _wish(self, pod: Pod, key: str) -> str | None:
         name = OWN_PREFIX + key
@@ -96,32 +91,50 @@ class Profiles:
                 return entries[name]
         return self._namespace_entries(pod.namespace).get(name)
 
-    def _override(self, config: ProfileConfig, policy_name: str, target: str) -> Scorer:
-        key = (config.scheduler_name, policy_name, target)
-        scorer = self._overridden.get(key)
-        if scorer is None:
+    def _override(self, config: ProfileConfig, wishes: Mapping[str, str]) -> Scorer:
+        policy_name, target = wishes.get(_POLICY, config.policy), wishes.get(_TARGET)
+        key = (config.scheduler_name, policy_name[:_MOST_KEPT], target and target[:_MOST_KEPT])
+        made = self._overridden.get(key)
+        if made is None:
             if len(self._overridden) >= _MOST_SCORERS:
                 self._overridden.clear()
-            is_other = policy_name not in ("", config.policy)
-            policy = create_policy(policy_name, {}, "default") if is_other else config.make_policy()
-            scorer = self._overridden[key] = Scorer(_with_target(policy, target) if target else policy)
-        return scorer
+            made = self._overridden[key] = self._make_scorer(config, policy_name, target)
+        if isinstance(made, str):
+            raise PolicyArgumentError(made)
+        return made
 
-    def _tell(self, sentence: str) -> None:
-        if sentence not in self._told:
-            if len(self._told) >= _MOST_TOLD:
-                self._told.clear()
-            self._told.add(sentence)
-            logger.warning(sentence)
+    def _make_scorer(self, config: ProfileConfig, policy_name: str, target: str | None) -> Scorer | str:
+        try:
+            policy = self._make_policy(config, policy_name)
+            return Scorer(policy if target is None else _with_target(policy, target))
+        except PolicyArgumentError as error:
+            return str(error)
+
+    def _make_policy(self, config: ProfileConfig, name: str) -> ScoringPolicy:
+        if name == config.policy:
+            return self._scorers[config.scheduler_name].policy
+        if name not in self._policy_names:
+            choices = ", ".join(sorted(self._policy_names))
+            raise PolicyArgumentError(f"{OWN_PREFIX}{_POLICY} is {name[:_MOST_SHOWN]!r}; choose from {choices}")
+        return create_policy(name, {}, "default")
+
+    def _tell(self, pod: Pod, problem: str) -> None:
+        """Log a wish that cannot be followed, once for all pods of a namespace."""
+        if (pod.namespace, problem) in self._told:
+            return
+        if len(self._told) >= _MOST_TOLD:
+            self._told.clear()
+        self._told.add((pod.namespace, problem))
+        logger.warning("pod %s/%s or its namespace wishes what cannot be, which is ignored: %s", pod.namespace, pod.name, problem)
 
 
 def _with_target(policy: ScoringPolicy, text: str) -> ScoringPolicy:
     if not isinstance(policy, TargetLoadPacking):
-        raise PolicyArgumentError(f"{OWN_PREFIX}target-cpu-percent is for TargetLoadPacking, and the policy is {policy.name}")
+        raise PolicyArgumentError(f"{OWN_PREFIX}{_TARGET} is for TargetLoadPacking, and the policy is {policy.name}")
     try:
-        target = float(text)
+        target = float(text) if len(text) <= _MOST_SHOWN else math.nan
     except ValueError:
         target = math.nan
     if not 0 < target < 100:
-        raise PolicyArgumentError(f"{OWN_PREFIX}target-cpu-percent is {text[:40]!r}; give a percentage above 0 and below 100")
+        raise PolicyArgumentError(f"{OWN_PREFIX}{_TARGET} is {text[:_MOST_SHOWN]!r}; give a percentage above 0 and below 100")
     return TargetLoadPacking(dataclasses.replace(policy.args, target_percent=target))

@@ -30,6 +30,7 @@ class Telemetry:
         watch_silent_seconds: How long the watch of the pods has said nothing; infinite before its first list.
         event_outcomes: What became of events.
         clock: Unix seconds.
+        is_degraded: Whether something is missing for good answers.
         version: The version, for the build information.
     """
 
@@ -42,6 +43,7 @@ class Telemetry:
         watch_silent_seconds: Callable[[], float],
         event_outcomes: Mapping[str, int],
         clock: Callable[[], float],
+        is_degraded: Callable[[], bool],
         version: str,
     ) -> None:
         self.registry = CollectorRegistry()
@@ -54,7 +56,7 @@ class Telemetry:
         )
         build = Gauge(f"{_PREFIX}_build_info", "Version of the extender; always 1.", ["version", "python"], registry=self.registry)
         build.labels(version, platform.python_version()).set(1)
-        self.registry.register(_StateCollector(counters, load, pods, watch_silent_seconds, event_outcomes, clock))
+        self.registry.register(_StateCollector(counters, load, pods, watch_silent_seconds, event_outcomes, clock, is_degraded))
         ProcessCollector(registry=self.registry)
 
 
@@ -67,6 +69,7 @@ class _StateCollector(Collector):
         watch_silent_seconds: Callable[[], float],
         event_outcomes: Mapping[str, int],
         clock: Callable[[], float],
+        is_degraded: Callable[[], bool],
     ) -> None:
         self._counters = counters
         self._load = load
@@ -74,6 +77,7 @@ class _StateCollector(Collector):
         self._watch_silent_seconds = watch_silent_seconds
         self._event_outcomes = event_outcomes
         self._clock = clock
+        self._is_degraded = is_degraded
 
     def collect(self) -> Iterator[Metric]:
         """Make the series of one scrape."""
@@ -86,6 +90,7 @@ class _StateCollector(Collector):
         yield CounterMetricFamily(
             f"{_PREFIX}_ignored_overrides", "Wishes of pods and namespaces that could not be followed.", value=counters.ignored_wishes
         )
+        yield GaugeMetricFamily(f"{_PREFIX}_degraded", "Whether something is missing for good answers.", value=self._is_degraded())
         snapshot = self._load.snapshot
         if snapshot.made_at:
             age_seconds = max(0.0, self._clock() - snapshot.made_at)
@@ -100,6 +105,6 @@ class _StateCollector(Collector):
 
 def _counts(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
     family = CounterMetricFamily(f"{_PREFIX}_{name}", text, labels=[label])
-    for value, count in counts.items():
+    for value, count in list(counts.items()):  # at once: this runs beside the event loop, which counts on
         family.add_metric([value], count)
     return family

@@ -28,7 +28,7 @@ _ABSENT: Final = msgspec.Raw(b"")
 
 
 class _NodeList(msgspec.Struct, frozen=True):
-    items: list[msgspec.Raw] | None = None
+    items: list[msgspec.Raw] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _Args(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class ExtenderArgs:
 
     Args:
         pod: The pod as JSON.
-        names: The candidates' names, of a scheduler that sends names only; ``None`` where it sends nodes.
+        names: The candidates' names, each once, of a scheduler that sends names only; ``None`` where it sends nodes.
         nodes: The candidates as JSON objects, of one that sends them whole; ``None`` where it sends names.
     """
 
@@ -56,7 +56,8 @@ class ExtenderArgs:
 class _FilterResult(msgspec.Struct, frozen=True):
     nodes: dict[str, list[msgspec.Raw]] | None = msgspec.field(name="Nodes")
     node_names: list[str] | None = msgspec.field(name="NodeNames")
-    failed_nodes: dict[str, str] = msgspec.field(name="FailedNodes")
+    # Not FailedNodes: evicting pods does not cool a node at once, so preemption there would be for nothing.
+    failed_nodes: dict[str, str] = msgspec.field(name="FailedAndUnresolvableNodes")
     error: str = msgspec.field(name="Error", default="")
 
 
@@ -76,13 +77,23 @@ def decode_args(body: bytes) -> ExtenderArgs:
     """
     try:
         args = _decoder.decode(body)
-        if args.pod == _ABSENT or args.nodes is msgspec.UNSET or args.node_names is msgspec.UNSET:
+        if _lacks_keys(args):
             args = _decoder.decode(_with_canonical_keys(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ExtenderBodyError(f"not what a kube-scheduler sends: {error}") from error
-    names = None if isinstance(args.node_names, msgspec.UnsetType) or args.node_names is None else tuple(args.node_names)
-    items = None if isinstance(args.nodes, msgspec.UnsetType) or args.nodes is None else args.nodes.items or []
-    return ExtenderArgs(bytes(args.pod) or b"null", names, None if items is None else tuple(map(bytes, items)))
+    pod = bytes(args.pod) or b"null"
+    if isinstance(args.node_names, list):
+        return ExtenderArgs(pod, tuple(dict.fromkeys(args.node_names)), None)
+    if not isinstance(args.nodes, _NodeList):
+        return ExtenderArgs(pod, None, None)
+    return ExtenderArgs(pod, None, tuple(map(bytes, args.nodes.items)) if isinstance(args.nodes.items, list) else ())
+
+
+def _lacks_keys(args: _Args) -> bool:
+    """Tell whether keys may be there in letters other than Go's own."""
+    if args.pod == _ABSENT or args.nodes is msgspec.UNSET or args.node_names is msgspec.UNSET:
+        return True
+    return isinstance(args.nodes, _NodeList) and args.nodes.items is msgspec.UNSET
 
 
 def _with_canonical_keys(body: bytes) -> bytes:
@@ -116,7 +127,7 @@ class PriorityEncoder:
             nodes: The nodes of a snapshot.
             rows: Where each of *names* stands among them; empty where one does not.
         """
-        if nodes != self._nodes:
+        if rows and nodes != self._nodes:
             self._nodes, self._heads = nodes, [_head(name) for name in nodes]
         heads = pick(self._heads, rows) if rows else [_head(name) for name in names]
         return b"[%b]" % b",".join(map(operator.add, heads, map(_TAILS.__getitem__, scores)))
