@@ -214,17 +214,18 @@ class NodeColumns:
         """Answer the candidate that each pod in flight is on, shape (pods,); -1 where it is on none of them."""
         if self.pods is None:
             return np.empty(0, dtype=np.int64)
-        candidate_of = np.full(self.pods.totals.values.shape[1], -1)
-        there = self.pod_rows >= 0
-        candidate_of[self.pod_rows[there]] = np.flatnonzero(there)
-        return candidate_of[self.pods.node_rows]
+        candidate_of = np.full(self.pods.totals.values.shape[1] + 1, -1)
+        candidate_of[self.pod_rows] = np.arange(len(self.pod_rows))
+        candidate_of[-1] = -1  # where candidates without pods point
+        return candidate_of.take(self.pods.node_rows)
 
     def sum_by_node(self, amounts: FloatArray) -> FloatArray:
         """Sum a column of the pods in flight, shape (pods,), over the candidates that they are on."""
         if self.pods is None or not len(amounts):
             return np.zeros(len(self.names))
-        by_row = np.bincount(self.pods.node_rows, weights=amounts, minlength=self.pods.totals.values.shape[1])
-        return np.where(self.pod_rows >= 0, by_row[self.pod_rows], 0.0)
+        # One more at the end, for the index -1 of candidates without pods.
+        by_row = np.bincount(self.pods.node_rows, weights=amounts, minlength=self.pods.totals.values.shape[1] + 1)
+        return by_row.take(self.pod_rows)
 
     def amount(self, resource: str, column: Literal[0, 1]) -> FloatArray:
         """Answer the capacity (0) or allocatable (1) of a resource, as node objects tell it, else the snapshot; NaN = unknown."""
@@ -333,14 +334,16 @@ class ScoringPolicy(Protocol):
         ...
 
 
-def to_score(values: FloatArray) -> IntArray:
+def to_score(values: FloatArray, low: float = -_LARGEST_SCORE, high: float = _LARGEST_SCORE) -> IntArray:
     """
-    Turn rounded scores into integers; what is not a number becomes the lowest score.
+    Turn rounded scores into integers, held between *low* and *high*; what is not a number becomes the lowest score.
+
+    Without bounds only what no integer can be is held: an upstream preset takes any target, and its scores have no range.
 
     >>> to_score(np.array([85.0, math.nan]))
     array([85,  0])
     """
-    held = np.clip(values, -_LARGEST_SCORE, _LARGEST_SCORE)  # an upstream preset takes any target, and its scores have no range
+    held = np.minimum(np.maximum(values, low), high)
     return np.where(np.isnan(held), MIN_NODE_SCORE, held).astype(np.int64)
 
 

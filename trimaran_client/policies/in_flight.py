@@ -91,12 +91,14 @@ def uncovered_shares(nodes: NodeColumns, selection: NodeSelection) -> FloatArray
     candidates = nodes.candidates_of_pods
     # One more at the end, for the index -1 of nodes without the metric.
     lags, spans = np.array([*map(_reach, nodes.snapshot.metrics.key_names), (math.nan, math.nan)]).T
-    keys = selection.keys[candidates]
-    seconds = nodes.sample_seconds[candidates]
-    ran = nodes.sampled_at[candidates] - pods.started_at
-    is_shown = ran >= np.maximum(lags[keys], np.where(np.isnan(seconds), _SAMPLE_SECONDS, seconds))
-    shares = np.where(spans[keys] > 0, 1.0 - ran / spans[keys], ~is_shown)
-    return np.clip(np.where((candidates < 0) | np.isnan(ran), 1.0, shares), 0.0, 1.0)
+    keys = selection.keys.take(candidates)
+    seconds = nodes.sample_seconds.take(candidates)
+    spans = spans.take(keys)
+    ran = nodes.sampled_at.take(candidates) - pods.started_at
+    is_shown = ran >= np.maximum(lags.take(keys), np.where(np.isnan(seconds), _SAMPLE_SECONDS, seconds))
+    shares = np.where(spans > 0, 1.0 - ran / spans, ~is_shown)
+    is_unknown = (candidates < 0) | np.isnan(ran)
+    return np.minimum(np.maximum(np.where(is_unknown, 1.0, shares), 0.0), 1.0)
 
 
 def _reach(key: MetricKey) -> tuple[float, float]:

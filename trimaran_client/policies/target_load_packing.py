@@ -208,9 +208,8 @@ class TargetLoadPacking:
         )
         values, reasons = self._combine([cpu, *others]) if others else cpu
         values = round_half_away(values)
-        if self.args.preset == "default":
-            values = np.clip(values, MIN_NODE_SCORE, MAX_NODE_SCORE)
-        return Scores(nodes.names, to_score(values), reasons)
+        is_upstream = self.args.preset == "upstream"
+        return Scores(nodes.names, to_score(values) if is_upstream else to_score(values, MIN_NODE_SCORE, MAX_NODE_SCORE), reasons)
 
     def explain(self, pod: Pod, nodes: NodeColumns) -> Reasoning:
         """Lay open the arithmetic of every resource."""

@@ -297,4 +297,4 @@ def score_utilization(predicted_percent: FloatArray, target_percent: float) -> F
 def utilization_reasons(predicted_percent: FloatArray, target_percent: float) -> IntArray:
     """Name the branch of :func:`utilization_score` that each node takes, as :class:`Reason` codes, shape (nodes,)."""
     above = np.where(predicted_percent > target_percent, Reason.ABOVE_TARGET, Reason.AT_OR_BELOW_TARGET)
-    return np.where(predicted_percent > 100.0, Reason.OVER_CAPACITY, above).astype(np.int64)
+    return np.where(predicted_percent > 100.0, Reason.OVER_CAPACITY, above).astype(np.int64, copy=False)
