@@ -28,7 +28,7 @@ import msgspec
 from tests.fakes.api_server import NODES, PODS, FakeApiServer, Reply, WatchStream, make_node
 from trimaran_client.assigned import AssignedPods
 from trimaran_client.cluster import ClusterFeed
-from trimaran_client.kube import KubeClient
+from trimaran_client.kube import KubeClient, WatchTimes
 from trimaran_client.objects import PodObject, to_pod
 from trimaran_client.prediction import UsagePrediction
 from trimaran_client.resources import Pod
@@ -40,6 +40,8 @@ TICKS_PER_SECOND: Final = 20
 VIEWS_PER_SECOND: Final = 10
 READINGS: Final = 2000
 PAGE: Final = 500
+# The fake sends no bookmarks.
+_TIMES: Final = WatchTimes(silence_seconds=3600)
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ async def measure_rate(folder: Path, *, rate: int, seconds: int) -> list[Row]:
     api.put_pods({"metadata": {"name": "first"}})
     api.watch_scripts_of[PODS].append(stream)
     with serving(api):
-        async with KubeClient(api.write_kubeconfig(folder / "config")) as client, ClusterFeed(client) as feed:
+        async with KubeClient(api.write_kubeconfig(folder / "config")) as client, ClusterFeed(client, times=_TIMES) as feed:
             await feed.synced.wait()
             wall, cpu = time.monotonic(), time.thread_time()
             prediction = UsagePrediction()
@@ -195,7 +197,7 @@ async def measure_memory(folder: Path, *, count: int) -> list[Row]:
         async with KubeClient(api.write_kubeconfig(folder / "config")) as client:
             pods = AssignedPods()
             tracemalloc.start()
-            async with ClusterFeed(client, pods=pods) as feed:
+            async with ClusterFeed(client, pods=pods, times=_TIMES) as feed:
                 await feed.synced.wait()
                 peak = tracemalloc.get_traced_memory()[1]
                 feed_bytes = count_bytes("listwatch.py", "kube/wire.py")
