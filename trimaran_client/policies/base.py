@@ -224,8 +224,8 @@ class NodeColumns:
         if self.pods is None or not len(amounts):
             return np.zeros(len(self.names))
         # One more at the end, for the index -1 of candidates without pods.
-        by_row = np.bincount(self.pods.node_rows, weights=amounts, minlength=self.pods.totals.values.shape[1] + 1)
-        return by_row.take(self.pod_rows)
+        sums = np.bincount(self.pods.node_rows, weights=amounts, minlength=self.pods.totals.values.shape[1] + 1)
+        return np.asarray(sums, dtype=np.float64).take(self.pod_rows)
 
     def amount(self, resource: str, column: Literal[0, 1]) -> FloatArray:
         """Answer the capacity (0) or allocatable (1) of a resource, as node objects tell it, else the snapshot; NaN = unknown."""
