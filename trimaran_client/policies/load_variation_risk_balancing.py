@@ -231,7 +231,7 @@ class LoadVariationRiskBalancing:
             metrics=tuple(terms.measured.use for terms in both),
             pods=tuple(terms.pods.use(prediction, pod) for prediction, terms in zip(self.predictions, both, strict=True)),
             terms=columns,
-            sentences=tell_terms(columns, formula, len(nodes.names)),
+            sentences=tell_terms(columns, formula, self.score_nodes(pod, nodes).reasons),
         )
 
     def _score_fallback(self, cpu: VariationTerms, memory: VariationTerms, nodes: NodeColumns) -> tuple[FloatArray, IntArray]:

@@ -232,7 +232,7 @@ class Peaks:
             metrics=(terms.use,),
             pods=(terms.pods.use(self.prediction, pod),),
             terms=columns,
-            sentences=tell_terms(columns, formula, len(nodes.names)),
+            sentences=tell_terms(columns, formula, self.score_nodes(pod, nodes).reasons),
         )
 
 

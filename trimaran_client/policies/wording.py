@@ -6,12 +6,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, overload
 
+from trimaran_client.policies.base import Reason
 from trimaran_client.resources import CPU, MEMORY
-from trimaran_client.units import FloatArray
+from trimaran_client.units import FloatArray, IntArray
 
 # The unit in which a resource is computed.
 BASE_UNITS: Final[Mapping[str, str]] = {CPU: "millicores", MEMORY: "bytes"}
 _MEBIBYTE: Final = 2**20
+# What a score comes from where not from the policy's formula on measured load.
+_INSTEAD: Final[Mapping[Reason, str]] = {
+    Reason.NO_METRICS: "no usable metric: score 0",
+    Reason.CAPACITY_UNKNOWN: "what the node has is zero or not known: score 0",
+    Reason.FALLBACK_ALLOCATION: "no fresh metrics: what its pods request is taken for what they use, steadily, in the same formula",
+    Reason.FALLBACK_NEUTRAL: "no fresh metrics: the fallback neutral gives 50",
+    Reason.FALLBACK_MINIMUM: "no fresh metrics: the fallback minimum gives 0",
+    Reason.PODS_UNKNOWN: "the pods of the node are not known: the neutral score 50",
+    Reason.BEST_EFFORT: "the pod has neither requests nor limits, so nothing can be said of its risk: score 0",
+    Reason.OVER_CAPACITY: "with the pod it would be over 100 %: score 0",
+    Reason.NO_MODEL: "the node has no power model: the mean of the others",
+}
 
 
 def amount(value: float, resource: str) -> str:
@@ -54,11 +67,19 @@ class Sentences(Sequence[Sequence[str]]):
         return [self._tell(row) for row in self._rows[index]] if isinstance(index, slice) else self._tell(self._rows[index])
 
 
-def tell_terms(terms: Mapping[str, FloatArray], formula: str, count: int) -> Sentences:
-    """Tell the known terms of each of *count* nodes, and the formula that they go into."""
+def tell_terms(terms: Mapping[str, FloatArray], formula: str, reasons: IntArray) -> Sentences:
+    """
+    Tell the known terms of each node, and what its score comes from.
+
+    Args:
+        terms: Name with its unit → intermediate, shape (nodes,).
+        formula: What the terms go into, where the score comes from it.
+        reasons: :class:`Reason` codes, shape (nodes,); most say that it does not.
+    """
 
     def tell(row: int) -> list[str]:
         known = {name: float(column[row]) for name, column in terms.items()}
-        return [", ".join(f"{name} {value:.4g}" for name, value in known.items() if not math.isnan(value)), formula]
+        told = ", ".join(f"{name} {value:.4g}" for name, value in known.items() if not math.isnan(value))
+        return [told, _INSTEAD.get(Reason(int(reasons[row])), formula)]
 
-    return Sentences(count, tell)
+    return Sentences(len(reasons), tell)

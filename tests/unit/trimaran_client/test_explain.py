@@ -227,3 +227,15 @@ def test_it_can_be_written_as_json_with_functions_by_their_name() -> None:
     assert written["nodes"][0]["terms"]["cpu_measured_percent"] is None
     assert {"snapshotAgeSeconds", "predictions", "nodes", "hints"} <= written.keys()
     assert written["predictions"][0]["parts"] == [{"part": "pod", "kind": "pod", "rule": "estimator", "amount": 500}]
+
+
+@pytest.mark.parametrize("name", ["LoadVariationRiskBalancing", "LowRiskOverCommitment", "Peaks"])
+def test_the_formula_is_told_only_where_the_score_comes_from_it(name: str) -> None:
+    policy = create_policy(name, {"models": {"n1": {"k0": 1, "k1": 1, "k2": 0.01}}} if name == "Peaks" else {})
+    metrics: list[Metric | None] = [Metric(type=kind, operator="AVG", rollup="15m", value=20.0) for kind in ("CPU", "Memory")]
+    has = ResourceQuantities(cpu="8", memory="32Gi")
+    nodes: dict[str, NodeMetrics | None] = {"n1": NodeMetrics(metrics=metrics, capacity=has, allocatable=has, sampled_at=NOW)}
+    snapshot = LoadSnapshot.from_metrics(WatcherMetrics(window=WireWindow(end=NOW), data=Data(node_metrics_map=nodes)))
+    fresh, old = (only(explain(snapshot, scorer=Scorer(policy), now=NOW + seconds), "n1") for seconds in (30, 3600))
+    assert "score = " in fresh.steps[-1]
+    assert "score = " not in old.steps[-1]
