@@ -155,6 +155,11 @@ class AssignedPods:
         held = self._held.get(key)
         return None if held is None else held.state
 
+    def bound_node_of(self, key: str) -> str:
+        """Answer where the pod of a key (:attr:`Pod.key`) is bound; empty where that is not known."""
+        held = self._held.get(key)
+        return held.node if held is not None and held.state == "bound" else ""
+
     def update(self, pod: Pod, *, now: float) -> None:
         """
         Take a pod as a watch tells it: bound, nominated, pending or ended.

@@ -198,7 +198,8 @@ class Decider:
     def _decide(self, pod: Pod, choice: Choice, names: tuple[str, ...], manifests: tuple[Node, ...]) -> Decision:
         now, snapshot = self._clock(), self._load.snapshot
         assumes = bool(self._config.assume_seconds and pod.uid and len(names)) and not self._config.shadow
-        if assumes and self._pods.state_of(pod.key) != "bound":
+        bound_to = self._pods.bound_node_of(pod.key)
+        if assumes and not bound_to:
             self._pods.forget(pod)  # asked again, it is not where it was taken to go, and must not count beside itself
         candidates = manifests or names
         columns = choice.scorer.columns(snapshot, now=now, nodes=candidates, pods=self._pods, capacities=self._nodes)
@@ -225,10 +226,11 @@ class Decider:
             values=values.astype(np.int8),
             reasons=scores.reasons.astype(np.int8),
             snapshot_age_seconds=max(0.0, now - snapshot.made_at) if snapshot.made_at else None,
-            degraded=self._degraded(scores),
+            degraded=self._degraded(scores, bound_to),
             is_shadow=self._config.shadow,
             scorer=choice.scorer,
             columns=columns,
+            bound_to=bound_to,
         )
         self.log.add(decision)
         self.counters.outcomes["neutral" if is_neutral else "shadow" if decision.is_shadow else "scored"] += 1
@@ -239,14 +241,15 @@ class Decider:
             )
         return decision
 
-    def _degraded(self, scores: Scores) -> str:
+    def _degraded(self, scores: Scores, bound_to: str) -> str:
         codes = np.bincount(scores.reasons, minlength=1)
         unmeasured = sum(int(count) for code, count in enumerate(codes.tolist()) if count and Reason(code) not in _MEASURED)
-        sentence = self._sources.problem()
+        sentences = [self._sources.problem()]
         if unmeasured:
-            told = f"{unmeasured} of {len(scores.names)} nodes without usable metrics"
-            sentence = f"{sentence}; {told}" if sentence else told
-        return sentence
+            sentences.append(f"{unmeasured} of {len(scores.names)} nodes without usable metrics")
+        if bound_to:
+            sentences.append(f"answered too late: the pod was bound to {bound_to} before")
+        return "; ".join(filter(None, sentences))
 
     def _count_reasons(self, scores: Scores) -> None:
         for code, count in enumerate(np.bincount(scores.reasons, minlength=1).tolist()):

@@ -73,6 +73,14 @@ class TestAssumptions:
         ask(self.decider, make_manifest("one"))
         assert states(self.pods) == {"bound one": "b"}
 
+    def test_an_answer_that_comes_after_the_binding_says_so_and_where_the_pod_is(self) -> None:
+        """The scheduler gave up waiting; nobody took these scores."""
+        self.pods.update(make_pod(metadata={"name": "one", "uid": "uid-one"}, node_name="b", scheduled_at="2023-11-14T22:13:20Z"), now=NOW)
+        ask(self.decider, make_manifest("one"))
+        (decision,) = self.decider.log
+        assert decision.bound_to == "b"
+        assert decision.degraded == "answered too late: the pod was bound to b before"
+
     def test_a_pod_that_is_deleted_meanwhile_is_forgotten(self) -> None:
         ask(self.decider, make_manifest("one"))
         self.pods.remove("uid-one")
