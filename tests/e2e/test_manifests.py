@@ -14,7 +14,9 @@ import yaml
 from tests.e2e.api import ApiClient, ApiError, JsonObject
 from tests.e2e.binaries import Binaries
 from tests.e2e.cluster import NODE_METRICS_PATH, Cluster
+from tests.e2e.extender import running_extender
 from tests.e2e.manifests import (
+    IDENTITY_KINDS,
     K8S,
     NAMESPACE,
     Right,
@@ -29,9 +31,9 @@ from tests.e2e.manifests import (
     render,
 )
 from tests.e2e.scheduler import Scheduler, running_scheduler
-from tests.e2e.service import on_cluster, running_load_watcher
+from tests.e2e.service import Service, on_cluster, running_load_watcher
 from tests.e2e.waiting import NotYet, wait_for
-from tests.e2e.workloads import NODES_PATH, PODS_PATH, delete_pods, wait_until_bound
+from tests.e2e.workloads import NODES_PATH, PODS_PATH, delete_pods, make_pod, wait_for_event, wait_until_bound
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180, func_only=True)]
 
@@ -223,11 +225,49 @@ async def test_load_watcher_serves_with_the_rights_of_its_manifest(loaded_cluste
         assert "403" not in service.process.log
 
 
+async def test_extender_is_ready_with_the_rights_of_its_manifest(
+    loaded_cluster: Cluster, service: Service, identities: dict[str, str]
+) -> None:
+    kubeconfig = await loaded_cluster.create_token_kubeconfig("extender", namespace=NAMESPACE)
+    async with running_extender(loaded_cluster, service.url, kubeconfig=kubeconfig) as extender:
+        await extender.wait_until_ready()
+        assert "403" not in extender.process.log
+
+
+async def test_extender_writes_events_and_follows_namespaces_with_the_rights_of_the_components(
+    loaded_cluster: Cluster, binaries: Binaries, service: Service, tmp_path: Path
+) -> None:
+    """A pod that it has scored is bound, as a scheduler would."""
+    api = loaded_cluster.api
+    manifests = await compose(binaries, tmp_path, "extender", ["events", "namespace-overrides"])
+    await api.apply_all(each for each in manifests if each["kind"] in IDENTITY_KINDS)
+    kubeconfig = await loaded_cluster.create_token_kubeconfig("extender", namespace=NAMESPACE)
+    settings = {"events": True, "namespaceOverrides": True}
+    try:
+        async with running_extender(loaded_cluster, service.url, settings, kubeconfig=kubeconfig) as extender:
+            await extender.wait_until_ready()
+            pod = await api.create(PODS_PATH, make_pod("told", scheduler_name="trimaran"))
+            await extender.prioritize(pod, ["node-0", "node-1"])
+            await api.create(f"{PODS_PATH}/told/binding", {"metadata": {"name": "told"}, "target": {"kind": "Node", "name": "node-1"}})
+            event = await wait_for_event(api, "told", "TrimaranScored")
+            assert "scored node-1" in event["message"]
+            assert "403" not in extender.process.log
+    finally:
+        await delete_pods(api, "told")
+        for kind in ("ClusterRole", "ClusterRoleBinding"):
+            for name in ("trimaran:extender-events", "trimaran:extender-namespaces"):
+                await api.delete(await api.find_path(find(manifests, kind, name)))
+
+
 @asynccontextmanager
-async def shipped_scheduler(cluster: Cluster, binaries: Binaries, manifests: list[JsonObject]) -> AsyncIterator[Scheduler]:
-    """Run the scheduler of *manifests*: their configuration, their identity."""
+async def shipped_scheduler(
+    cluster: Cluster, binaries: Binaries, manifests: list[JsonObject], *, extender_url: str = ""
+) -> AsyncIterator[Scheduler]:
+    """Run the scheduler of *manifests*: their configuration, their identity; the extender's port may be another here."""
     kubeconfig = await cluster.create_token_kubeconfig("trimaran-scheduler", namespace=NAMESPACE)
-    async with running_scheduler(cluster, binaries, read_config(manifests, "scheduler-config"), kubeconfig=kubeconfig) as scheduler:
+    config = read_config(manifests, "scheduler-config")
+    config["extenders"][0]["urlPrefix"] = extender_url or config["extenders"][0]["urlPrefix"]
+    async with running_scheduler(cluster, binaries, config, kubeconfig=kubeconfig) as scheduler:
         yield scheduler
 
 
@@ -280,3 +320,32 @@ async def test_second_scheduler_takes_over(loaded_cluster: Cluster, binaries: Bi
             assert await wait_for_leader(loaded_cluster, other_than=leader)
             assert await place_sample(loaded_cluster, "taken-over")
             second.process.check_running()
+
+
+async def test_the_whole_pod_places_by_load_with_its_one_identity(
+    loaded_cluster: Cluster, binaries: Binaries, identities: dict[str, str]
+) -> None:
+    """Scheduler, load watcher and extender as the service account of the overlay: the pod goes where it fills up to the target of 40 %."""
+    manifests = await render(binaries, K8S / "overlays" / "scheduler")
+    kubeconfig = await loaded_cluster.create_token_kubeconfig("trimaran-scheduler", namespace=NAMESPACE)
+    async with (
+        running_load_watcher(on_cluster(kubeconfig), folder=loaded_cluster.folder) as service,
+        running_extender(loaded_cluster, service.url, kubeconfig=kubeconfig) as extender,
+        shipped_scheduler(loaded_cluster, binaries, manifests, extender_url=extender.url) as scheduler,
+    ):
+        await service.wait_for_nodes("nodes with metrics", lambda nodes: all(nodes[f"node-{i}"]["status"] == "ok" for i in range(6)))
+        await extender.wait_until_ready()
+        await wait_for_leader(loaded_cluster)
+
+        asked = make_pod("asked", scheduler_name="trimaran")
+        asked["metadata"] |= {"namespace": "default", "uid": "asked"}
+
+        async def probe() -> None:  # while the pods that make the load are young, they count beside what is measured
+            scores = await extender.prioritize(asked, [f"node-{i}" for i in range(6)])
+            if max(scores, key=scores.__getitem__) != "node-2":
+                raise NotYet(f"scores {scores}")
+
+        await wait_for("scores by measured load alone", probe, timeout_seconds=90)
+        assert await place_sample(loaded_cluster, "by-load") == "node-2"  # 31 % measured, the next below the target
+        for process in (service.process, extender.process, scheduler.process):
+            assert "forbidden" not in process.log.lower()
