@@ -41,7 +41,11 @@ format: $(STAMP) ## rewrite the sources in the project's style
 e2e: $(STAMP) ## only the tests against the real control plane
 	$(BIN)/python -m pytest tests/e2e
 
-bench: $(STAMP) ## measure: history (memory, file, stalls) and quality (what the rules find on real traces)
+bench: $(STAMP) ## measure everything, about fifteen minutes; docs/performance.md holds the last tables
+	$(BIN)/python -m tests.benchmarks.bench_scoring
+	$(BIN)/python -m tests.benchmarks.bench_extender
+	$(BIN)/python -m tests.benchmarks.bench_pod_watch --pods 20000
+	$(BIN)/python -m tests.benchmarks.bench_burst --busy-loops 0 2
 	$(BIN)/python -m tests.benchmarks.bench_history
 	$(BIN)/python -m tests.benchmarks.quality
 
