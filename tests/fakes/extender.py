@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +87,7 @@ class Asked:
         self.session = session
 
     async def post(self, path: str, body: bytes) -> tuple[int, bytes, Mapping[str, str]]:
-        async with self.session.post(self.address + path, data=body, headers={"Content-Type": "application/json"}) as response:
+        async with self.session.post(self.address + path, data=BytesIO(body), headers={"Content-Type": "application/json"}) as response:
             return response.status, await response.read(), response.headers
 
     async def prioritize(self, pod: Manifest | None, names: Iterable[str] | None = None, nodes: Iterable[Manifest] | None = None) -> Any:
@@ -108,6 +110,12 @@ class Asked:
         async with self.session.get(f"{self.address}/metrics") as response:
             lines = [line.rsplit(" ", 1) for line in (await response.text()).splitlines() if not line.startswith("#")]
         return {name.removeprefix("trimaran_extender_"): float(value) for name, value in lines}
+
+    async def wait_for_metric(self, name: str, value: float) -> None:
+        """Wait until a series of ``/metrics`` has a value, and fail if it does not in time."""
+        async with asyncio.timeout(10):
+            while (await self.metrics()).get(name) != value:
+                pass
 
 
 @asynccontextmanager

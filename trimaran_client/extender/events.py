@@ -113,9 +113,9 @@ def tell(decision: Decision) -> str:
         return f"{decision.policy} did not score {decision.bound_to}; it scored {len(decision.names)} others"
     row = decision.names.index(decision.bound_to)
     score, reason = int(decision.values[row]), Reason(int(decision.reasons[row]))
-    best = int(decision.values.max())
-    against = "the best" if score == best else f"the best was {best}; other plugins weighed more"
-    told = f"{decision.policy} scored {decision.bound_to} {score} ({reason}), {against} of {len(decision.names)} nodes"
+    best, of_all = int(decision.values.max()), f"the best of {len(decision.names)} nodes"
+    against = of_all if score == best else f"{of_all} had {best}, and other plugins weighed more"
+    told = f"{decision.policy} scored {decision.bound_to} {score} ({reason}), {against}"
     return f"{told}; degraded: {decision.degraded}" if decision.degraded else told
 
 

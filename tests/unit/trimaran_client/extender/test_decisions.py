@@ -106,7 +106,7 @@ class TestEvent:
         ("bound_to", "line"),
         [
             ("best", "TargetLoadPacking scored best 98 (at_or_below_target), the best of 3 nodes"),
-            ("idle", "TargetLoadPacking scored idle 68 (at_or_below_target), the best was 98; other plugins weighed more of 3 nodes"),
+            ("idle", "TargetLoadPacking scored idle 68 (at_or_below_target), the best of 3 nodes had 98, and other plugins weighed more"),
             ("elsewhere", "TargetLoadPacking did not score elsewhere; it scored 3 others"),
         ],
     )
