@@ -35,6 +35,7 @@ CHANGE_SECONDS = 60.0
 FALLBACK = {"fallback_allocation": len(LAYOUT)}
 UNMEASURED = f"{len(LAYOUT)} of {len(LAYOUT)} nodes without usable metrics"
 SCORED_NODES = "trimaran_extender_scored_nodes_total"
+DEGRADED = "trimaran_extender_degraded"
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,18 @@ class Trimaran:
 
         return await wait_for(f"decision {what}", probe, timeout_seconds=CHANGE_SECONDS)
 
-    async def see_fallback(self) -> JsonObject:
-        """See that pods go on being placed, by requests in the end, and that it shows."""
+    async def see_fallback(self, cause: str = "") -> JsonObject:
+        """See that pods go on being placed, by requests in the end, and that this shows, with its *cause* where that can be known."""
+
+        def is_told(decision: JsonObject) -> bool:
+            return decision["reasons"] == FALLBACK and cause in decision["degraded"]
+
         before = await self.extender.fetch_metrics()
-        decision = await self.decide_until("by requests", lambda decision: bool(decision["reasons"] == FALLBACK))
+        decision = await self.decide_until("by requests", is_told)
         assert decision["boundTo"] == BY_REQUESTS
         assert UNMEASURED in decision["degraded"]
         after = await self.extender.fetch_metrics()
+        assert after.total(DEGRADED) == bool(cause)
         reason = {"reason": "fallback_allocation"}
         assert after.total(SCORED_NODES, **reason) >= before.total(SCORED_NODES, **reason) + len(LAYOUT)
         return decision
@@ -81,6 +87,7 @@ class Trimaran:
         decision = await self.decide_until("by load", lambda decision: not decision["degraded"])
         assert decision["boundTo"] == BY_LOAD
         assert decision["reasons"] == {"at_or_below_target": 1, "above_target": 1}
+        assert (await self.extender.fetch_metrics()).total(DEGRADED) == 0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -109,21 +116,20 @@ async def watcher(trimaran: Trimaran) -> AsyncIterator[Service]:
 
 
 async def test_without_a_load_watcher_pods_are_placed_by_requests(trimaran: Trimaran) -> None:
-    decision = await trimaran.see_fallback()
-    assert decision["degraded"].startswith("no snapshot of the load watcher")
+    decision = await trimaran.see_fallback("no snapshot of the load watcher")
     assert decision["snapshotAgeSeconds"] is None
 
 
 async def test_load_watcher_is_killed_and_comes_back(trimaran: Trimaran, watcher: Service) -> None:
     await watcher.process.kill()
-    await trimaran.see_fallback()
+    await trimaran.see_fallback("the load watcher gives no news")
     await watcher.process.start()
     await trimaran.see_recovery()
 
 
 async def test_load_watcher_hangs(trimaran: Trimaran, watcher: Service) -> None:
     with watcher.process.hanging():
-        await trimaran.see_fallback()
+        await trimaran.see_fallback("the load watcher gives no news")
     await trimaran.see_recovery()
 
 
@@ -156,13 +162,18 @@ async def test_extender_is_killed_and_comes_back(trimaran: Trimaran, watcher: Se
 
 
 async def test_extender_hangs(trimaran: Trimaran, watcher: Service) -> None:
-    """The scheduler asks it, gives up at the time that its configuration says, and places the pod without."""
+    """
+    The scheduler asks it, gives up at the time that its configuration says, and places the pod without.
+
+    The extender answers nobody when it goes on, and does not pretend that its scores counted.
+    """
     watcher.process.check_running()
     with trimaran.extender.process.hanging():
         placed = [await place(trimaran.cluster.api, "layout", bound_seconds=BOUND_SECONDS) for _ in range(3)]
     lines = [line for line in trimaran.scheduler.process.log.splitlines() if "Client.Timeout exceeded" in line]
-    for name, _ in placed:
+    for name, node in placed:
         assert [line for line in lines if f'pod="default/{name}"' in line], lines
+        assert (await trimaran.extender.wait_for_decision(name))["boundTo"] == node
         await trimaran.cluster.api.delete(f"{PODS_PATH}/{name}")
     await trimaran.see_recovery()
 
@@ -185,6 +196,7 @@ async def test_api_server_restarts(trimaran: Trimaran, watcher: Service) -> None
             return decision
 
         await wait_for("decision that tells of the API server", probe, timeout_seconds=CHANGE_SECONDS)
+        assert (await trimaran.extender.fetch_metrics()).total(DEGRADED) == 1
     finally:
         await cluster.api_server.start()
         await cluster.wait_until_ready()
