@@ -262,7 +262,7 @@ class TestPeople:
         await asked.prioritize(make_manifest(), names)
         for query, count in (("", 13), ("&nodes=2", 5), ("&nodes=1000", 100)):
             _, body = await asked.get(f"/api/v1/explain?pod=default/web{query}")
-            assert (len(body["explanation"]["nodes"]), len(body["decision"]["nodes"])) == (count, 100)
+            assert (len(body["explanation"]["nodes"]), len(body["candidates"])) == (count, 100)
 
     async def test_an_older_decision_is_explained_by_what_is_known_now(self, asked: Asked) -> None:
         await asked.prioritize(make_manifest(), LOAD)

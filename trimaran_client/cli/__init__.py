@@ -8,6 +8,7 @@ import click
 
 from trimaran_client.cli.explain_command import explain
 from trimaran_client.cli.extender_command import extender
+from trimaran_client.cli.scheduler_config_command import check_scheduler_config
 from trimaran_client.cli.score_command import score
 from trimaran_client.errors import TrimaranError
 
@@ -21,6 +22,7 @@ def cli() -> None:
 cli.add_command(score)
 cli.add_command(explain)
 cli.add_command(extender)
+cli.add_command(check_scheduler_config)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from trimaran_client.explain import Explanation
 from trimaran_client.policies.base import NodeColumns, Reason, Scores
 from trimaran_client.resources import Pod
 from trimaran_client.scorer import Scorer
@@ -84,6 +85,20 @@ class DecisionView(msgspec.Struct, frozen=True, rename="camel"):
     shadow: bool
 
 
+class ExplainView(msgspec.Struct, frozen=True, rename="camel"):
+    """
+    A decision and why, as ``GET /api/v1/explain`` tells it.
+
+    ``candidates`` are all of them, best first, with the scores that are explained. ``asDecided`` tells whether these are the numbers of
+    the decision itself; an older one is explained by what is known now.
+    """
+
+    decision: DecisionView
+    as_decided: bool
+    candidates: list[DecidedNode]
+    explanation: Explanation
+
+
 class DecisionLog:
     """
     Remember the last decisions.
@@ -127,6 +142,11 @@ class DecisionLog:
     def find(self, namespace: str, name: str) -> Decision | None:
         """Answer the newest decision on a pod."""
         return next((each for each in self if (each.pod.namespace, each.pod.name) == (namespace, name)), None)
+
+
+def view_ranked(scores: Scores) -> list[DecidedNode]:
+    """Tell all candidates with their scores, best first."""
+    return [DecidedNode(each.node, each.score, str(each.reason)) for each in scores.ranked()]
 
 
 def view_decision(decision: Decision, *, most_nodes: int) -> DecisionView:

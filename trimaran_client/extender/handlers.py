@@ -14,9 +14,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from trimaran_client import ops
-from trimaran_client.explain import Explanation, explain_columns
+from trimaran_client.explain import explain_columns
 from trimaran_client.extender.decider import Decider
-from trimaran_client.extender.decisions import DecisionView, view_decision
+from trimaran_client.extender.decisions import DecisionView, ExplainView, view_decision, view_ranked
 from trimaran_client.extender.telemetry import Telemetry
 from trimaran_client.extender.wire import ExtenderBodyError
 from trimaran_client.policies.base import Scores
@@ -42,19 +42,6 @@ class DecisionsView(msgspec.Struct, frozen=True):
 
     decisions: list[DecisionView]
     total: int
-
-
-class ExplainView(msgspec.Struct, frozen=True, rename="camel"):
-    """
-    Answer of ``GET /api/v1/explain``.
-
-    ``decision`` has all candidates. ``asDecided`` tells whether the explanation is made from the very numbers of the decision; an older
-    decision is explained by what is known now.
-    """
-
-    decision: DecisionView
-    as_decided: bool
-    explanation: Explanation
 
 
 async def post_prioritize(request: web.Request) -> web.Response:
@@ -122,7 +109,7 @@ async def get_explain(request: web.Request) -> web.Response:
         explanation = explain_columns(scorer.policy, decision.pod, columns, scores, only=told)
         if not as_decided:
             explanation = msgspec.structs.replace(explanation, hints=[_OLD_HINT, *explanation.hints])
-        return ExplainView(view_decision(decision, most_nodes=len(decision.names)), as_decided, explanation)
+        return ExplainView(view_decision(decision, most_nodes=_DEFAULT_NODES), as_decided, view_ranked(scores), explanation)
 
     return await _json(explain)
 
