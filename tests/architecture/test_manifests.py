@@ -184,6 +184,22 @@ def test_samples_name_the_scheduler() -> None:
     assert pod_of(read(K8S / "samples/deployment.yaml"))["schedulerName"] in names
 
 
+def test_documentation_names_every_overlay_component_and_sample() -> None:
+    text = (ROOT / "docs/scheduler.md").read_text()
+    overlays = [f"overlays/{path.name}" for path in OVERLAYS.iterdir()]
+    components = [path.name for path in (K8S / "components").iterdir()]
+    samples = [f"k8s/samples/{path.name}" for path in (K8S / "samples").iterdir()]
+    assert [
+        name for name in (*overlays, *components, *samples) if f"{name}`" not in text and f"{name} " not in text and f"{name}\n" not in text
+    ] == []
+
+
+def test_documented_extender_is_the_shipped_one_at_another_address() -> None:
+    [block] = re.findall(r"```yaml\n(extenders:.*?)```", (ROOT / "docs/scheduler.md").read_text(), re.DOTALL)
+    [documented], [shipped] = yaml.safe_load(block)["extenders"], read(scheduler_configs()[0])["extenders"]
+    assert documented | {"urlPrefix": ""} == shipped | {"urlPrefix": ""}
+
+
 def our_images() -> Iterator[str]:
     for path in sorted(K8S.rglob("*.yaml")):
         yield from re.findall(r"image: ((?:load-watcher|trimaran)\b\S*)", path.read_text())

@@ -21,7 +21,8 @@ import pytest_asyncio
 from tests.e2e.binaries import Binaries
 from tests.e2e.cluster import Cluster
 from tests.e2e.images import ROOT, Image, ImageBuilder
-from tests.e2e.manifests import NAMESPACE, apply_identities
+from tests.e2e.manifests import K8S, NAMESPACE, apply_identities
+from tests.e2e.probes import wait_until_ok
 from tests.e2e.processes import choose_free_ports, running_process
 from tests.e2e.requirements import skip_or_fail
 from tests.e2e.service import CommandFailedError, Service, run_command, watched
@@ -168,23 +169,42 @@ async def test_load_watcher_serves_this_machine_and_the_command_line_scores_it(i
         await run_command(*load_watcher.command(f"{service.url}/livez", program=check))
 
 
-async def test_load_watcher_reads_its_cluster_as_a_pod_does(
+async def make_account(cluster: Cluster, name: str, folder: Path) -> tuple[dict[str, str], dict[str, Path]]:
+    """Make the variables and the files by which a pod with service account *name* finds its cluster."""
+    account = folder / name
+    account.mkdir()
+    (account / "token").write_text(await cluster.create_token(name, namespace=NAMESPACE))
+    (account / "namespace").write_text(NAMESPACE)
+    shutil.copy(cluster.authority.certificate, account / "ca.crt")
+    host, _, port = cluster.server.removeprefix("https://").rpartition(":")
+    variables = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+    return variables, {"/run/secrets/kubernetes.io/serviceaccount": account}  # /var/run is a link to /run
+
+
+async def test_images_run_in_their_cluster_as_pods_do(
     images: dict[str, Image], loaded_cluster: Cluster, binaries: Binaries, tmp_path: Path
 ) -> None:
-    """With the files and the variables of a pod, the identity of our manifest, and history in the volume that the image declares."""
-    await apply_identities(loaded_cluster.api, binaries, "load-watcher")
-    account = tmp_path / "account"
-    account.mkdir()
-    (account / "token").write_text(await loaded_cluster.create_token("load-watcher", namespace=NAMESPACE))
-    (account / "namespace").write_text(NAMESPACE)
-    shutil.copy(loaded_cluster.authority.certificate, account / "ca.crt")
-    host, _, port = loaded_cluster.server.removeprefix("https://").rpartition(":")
-    settings = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
-    mounts = {"/run/secrets/kubernetes.io/serviceaccount": account}  # /var/run is a link to /run
-    async with serving(images["load-watcher"], tmp_path, settings, mounts) as service:
+    """With the files and variables of a pod, the identities and the configuration of our manifests, and history in the image's volume."""
+    for overlay in ("load-watcher", "extender"):
+        await apply_identities(loaded_cluster.api, binaries, overlay)
+    settings, account = await make_account(loaded_cluster, "load-watcher", tmp_path)
+    async with serving(images["load-watcher"], tmp_path, settings, account) as service:
         reply = await service.fetch()
         assert reply["source"] == "KubernetesMetricsServer"
         await service.wait_for_nodes("node with metrics", lambda nodes: nodes.get("node-0", {}).get("status") == "ok")
+
+        extender = images["trimaran"]
+        (tmp_path / "config").mkdir()
+        shutil.copy(K8S / "overlays/extender/extender.yaml", tmp_path / "config")
+        settings, account = await make_account(loaded_cluster, "extender", tmp_path)
+        (port,) = choose_free_ports(1)
+        url = f"http://127.0.0.1:{port}"
+        arguments = (*extender.config["Cmd"], "--bind", f"127.0.0.1:{port}", "--watcher", service.url)
+        command = extender.command(*arguments, settings=settings, mounts={**account, "/etc/trimaran": tmp_path / "config"})
+        async with running_process("extender", command, folder=tmp_path) as process:
+            await wait_until_ok(process, f"{url}/readyz", context=loaded_cluster.authority.make_client_context())
+            await run_command(*extender.command(f"{url}/livez", program=extender.config["Healthcheck"]["Test"][1]))
+            assert await process.stop() == 0
 
 
 async def run_pip(*arguments: str | Path) -> None:
@@ -200,7 +220,7 @@ async def test_lock_file_resolves_to_wheels_for_arm64(tmp_path: Path) -> None:
     extras = project["optional-dependencies"]
     requirements = [
         *project["dependencies"],
-        *(each for name in ("service", "prometheus", "signalfx", "extender", "cli") for each in extras[name]),
+        *(each for name in ("service", "prometheus", "signalfx", "extender", "cli", "speed") for each in extras[name]),
     ]
     await run_pip("wheel", "--no-deps", "--wheel-dir", tmp_path, *(f"{name}=={lock[name]}" for name in SOURCE_ONLY))
     assert [path.name for path in tmp_path.iterdir() if not path.name.endswith("-none-any.whl")] == []
