@@ -143,6 +143,13 @@ class TestScheduler:
                     assert "Transfer-Encoding" not in response.headers
         assert len(opened) == 1
 
+    async def test_a_verb_that_there_is_not_is_logged_once(self, asked: Asked, caplog: pytest.LogCaptureFixture) -> None:
+        """The scheduler does not show it, and pods just go elsewhere."""
+        for _ in range(3):
+            status, _, _ = await asked.post("/scheduler/prioritize", NAMED)
+            assert status == 404
+        assert caplog.text.count("POST /scheduler/prioritize is answered with 404; a scheduler is to ask for /prioritize or /filter") == 1
+
 
 class TestSettings:
     async def test_report_73_the_short_scale(self, load: Peer) -> None:

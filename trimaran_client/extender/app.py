@@ -24,8 +24,10 @@ from trimaran_client.extender.handlers import (
     DECIDER,
     MAX_BODY_BYTES,
     TELEMETRY,
+    TOLD,
     get_decisions,
     get_explain,
+    make_told,
     post_filter,
     post_prioritize,
     refuse_quietly,
@@ -109,6 +111,7 @@ def create_app(extender: Extender) -> web.Application:
     """Make the application that answers from *extender*."""
     app = web.Application(middlewares=[refuse_quietly], client_max_size=MAX_BODY_BYTES)
     app[DECIDER], app[TELEMETRY] = extender.decider, extender.telemetry
+    app[TOLD] = make_told()
     app.router.add_post("/prioritize", post_prioritize)
     app.router.add_post("/filter", post_filter)
     app.router.add_get("/api/v1/decisions", get_decisions)

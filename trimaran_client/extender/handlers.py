@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from cachetools import TTLCache
 
 from trimaran_client import ops
 from trimaran_client.explain import explain_columns
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 DECIDER: Final = web.AppKey("decider", Decider)
 TELEMETRY: Final = web.AppKey("telemetry", Telemetry)
+TOLD: Final = web.AppKey("told", TTLCache[str, bool])
 # Full node objects of some thousand nodes.
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 _VERBS: Final = ("/prioritize", "/filter")
@@ -34,6 +36,9 @@ _DEFAULT_NODES: Final = 10
 _MOST_NODES: Final = 10_000
 _MOST_TOLD: Final = 100_000
 _WORST_NODES: Final = 3
+_MOST_SHOWN: Final = 100
+_MOST_WARNINGS: Final = 100
+_REPEAT_SECONDS: Final = 60.0
 _OLD_HINT: Final = "the numbers of this decision are gone: it is explained by what is known now, when the pod itself counts where it is"
 
 
@@ -61,7 +66,7 @@ async def _answer(request: web.Request, verb: str) -> web.Response:
     try:
         answer = decider.prioritize(body) if verb == "prioritize" else decider.filter(body)
     except ExtenderBodyError as error:
-        logger.warning("%s: a body that cannot be read is answered with 400: %s", verb, error)
+        _warn(request, f"/{verb}: a body that cannot be read is answered with 400: {error}")
         return web.Response(status=400)
     request.app[TELEMETRY].durations.labels(verb).observe(time.perf_counter() - started)
     return web.Response(body=answer, content_type="application/json")
@@ -128,18 +133,30 @@ async def refuse_quietly(request: web.Request, handler: Handler) -> web.StreamRe
     A scheduler drops its connection over a reply that it does not read to the end.
     """
     if request.path not in _VERBS:
+        if request.method == "POST":
+            told = "a scheduler is to ask for /prioritize or /filter: check its urlPrefix, prioritizeVerb and filterVerb"
+            _warn(request, f"POST {request.path[:_MOST_SHOWN]} is answered with 404; {told}")
         return await ops.error_middleware(request, handler)
     try:
         return await handler(request)
     except web.HTTPRequestEntityTooLarge:
-        logger.warning(
-            "%s: a body of more than %d bytes is refused; set nodeCacheCapable: true, so that only names are sent",
-            request.path,
-            MAX_BODY_BYTES,
-        )
+        told = "is refused with 413; set nodeCacheCapable: true, so that only names are sent"
+        _warn(request, f"{request.path}: a body of more than {MAX_BODY_BYTES} bytes {told}")
         return web.Response(status=413, headers={"Connection": "close"})
     except web.HTTPException as error:
         return web.Response(status=error.status, headers={"Allow": "POST"} if error.status == 405 else None)
+
+
+def _warn(request: web.Request, told: str) -> None:
+    """Log what a scheduler itself does not show, and the same again not for a while: it may come with every pod."""
+    if told not in request.app[TOLD]:
+        request.app[TOLD][told] = True
+        logger.warning(told)
+
+
+def make_told() -> TTLCache[str, bool]:
+    """Make the memory of what was logged a moment ago."""
+    return TTLCache(_MOST_WARNINGS, _REPEAT_SECONDS)
 
 
 def _count(request: web.Request, name: str, *, default: int, most: int) -> int:
