@@ -9,6 +9,7 @@ clock here: the time is an argument.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -91,6 +92,7 @@ class AssignedPods:
 
     A pod counts once, however often and by whom it is told of; its UID decides, or namespace and name where it has none. A pod in flight
     leaves when it ends, or after the bound; within it, how much of it still counts is for the policy to say, by what the metrics cover.
+    Calls from several threads are fine.
 
     Args:
         hold_seconds: How long a pod is taken to need until its usage can be measured; the annotation ``trimaran.io/hold-seconds`` of a pod
@@ -132,6 +134,7 @@ class AssignedPods:
         self._table = PodTable()
         self._version = 0
         self._view: PodsView | None = None
+        self._lock = threading.RLock()
 
     @classmethod
     def of(cls, pods: Iterable[Pod], *, now: float, resources: tuple[str, ...] = (CPU, MEMORY)) -> AssignedPods:
@@ -170,15 +173,16 @@ class AssignedPods:
             pod: Its newest state.
             now: Unix seconds.
         """
-        if pod.is_terminal:
-            self.remove(pod.key)
-        elif pod.node_name:
-            since = pod.created_at if math.isnan(pod.scheduled_at) else pod.scheduled_at
-            self._hold(pod, pod.node_name, "bound", since, now)
-        elif pod.nominated_node_name:
-            self._hold(pod, pod.nominated_node_name, "nominated", now, now)
-        elif self.state_of(pod.key) != "assumed":
-            self.remove(pod.key)
+        with self._lock:
+            if pod.is_terminal:
+                self.remove(pod.key)
+            elif pod.node_name:
+                since = pod.created_at if math.isnan(pod.scheduled_at) else pod.scheduled_at
+                self._hold(pod, pod.node_name, "bound", since, now)
+            elif pod.nominated_node_name:
+                self._hold(pod, pod.nominated_node_name, "nominated", now, now)
+            elif self.state_of(pod.key) != "assumed":
+                self.remove(pod.key)
 
     def assign(self, pod: Pod, node: str | None = None, *, at: float) -> None:
         """
@@ -204,8 +208,9 @@ class AssignedPods:
         It counts at once, becomes an ordinary pod when its binding is told, and is forgotten if none follows in time; assuming it again
         begins that time anew. A pod that is known to be bound stays where it is.
         """
-        if self._assume_seconds and self.state_of(pod.key) != "bound":
-            self._hold(pod, node, "assumed", now, now)
+        with self._lock:
+            if self._assume_seconds and self.state_of(pod.key) != "bound":
+                self._hold(pod, node, "assumed", now, now)
 
     def forget(self, pod: Pod | str) -> None:
         """Take back a pod, or the one of a key (:attr:`Pod.key`): it ended, or was not bound after all; unknown ones are no error."""
@@ -213,42 +218,46 @@ class AssignedPods:
 
     def remove(self, key: str) -> None:
         """Drop the pod of a key at once, if it is there."""
-        held = self._held.pop(key, None)
-        if held is None:
-            return
-        self._version += 1
-        self._add_to_totals(held, -1)
-        self._table.discard(key)
+        with self._lock:
+            held = self._held.pop(key, None)
+            if held is None:
+                return
+            self._version += 1
+            self._add_to_totals(held, -1)
+            self._table.discard(key)
 
     def expire(self, now: float) -> None:
         """Drop assumptions that no binding followed, and from the pods in flight those past their bound."""
-        for key, is_assumed in self._table.take_expired(now):
-            self._version += 1
-            if is_assumed:
-                self.remove(key)
+        with self._lock:
+            for key, is_assumed in self._table.take_expired(now):
+                self._version += 1
+                if is_assumed:
+                    self.remove(key)
 
     def view(self, now: float) -> PodsView:
         """Answer the pods as they are at *now*; the same view while nothing changes."""
-        self.expire(now)
-        if self._view is None or self._view._version != self._version or self._view.is_complete != self.is_complete:  # noqa: SLF001
-            frozen = self._table.freeze()
-            self._view = PodsView(
-                resources=self._resources,
-                totals=self._totals.freeze(),
-                in_flight=frozen.entries,
-                node_rows=frozen.node_rows,
-                assigned_at=frozen.assigned_at,
-                started_at=frozen.started_at,
-                _usages=frozen.usages,
-                _owner=self,
-                _version=self._version,
-                is_complete=self.is_complete,
-            )
-        return self._view
+        with self._lock:
+            self.expire(now)
+            if self._view is None or self._view._version != self._version or self._view.is_complete != self.is_complete:  # noqa: SLF001
+                frozen = self._table.freeze()
+                self._view = PodsView(
+                    resources=self._resources,
+                    totals=self._totals.freeze(),
+                    in_flight=frozen.entries,
+                    node_rows=frozen.node_rows,
+                    assigned_at=frozen.assigned_at,
+                    started_at=frozen.started_at,
+                    _usages=frozen.usages,
+                    _owner=self,
+                    _version=self._version,
+                    is_complete=self.is_complete,
+                )
+            return self._view
 
     def _learn(self, prediction: UsagePrediction, usage: FloatArray, version: int) -> None:
-        if version == self._version:
-            self._table.learn(prediction, usage)
+        with self._lock:
+            if version == self._version:
+                self._table.learn(prediction, usage)
 
     def _hold(self, pod: Pod, node: str, state: State, since: float, now: float) -> None:
         key = pod.key
@@ -256,18 +265,19 @@ class AssignedPods:
         entry = AssignedPod(pod, node, since, self._hold_of(pod), state)
         ends_at = now + self._assume_seconds if state == "assumed" else since + entry.hold_seconds + self._bound_seconds
         is_in_flight = ends_at > now
-        known = self._held.get(key)
-        if known == held and _is_told_again(self._table.get(key), entry, is_in_flight=is_in_flight):
-            return
-        self._held[key] = held
-        self._add_to_totals(held, 1)
-        if known is not None:
-            self._add_to_totals(known, -1)
-        self._version += 1
-        if is_in_flight:
-            self._table.put(key, entry, self._totals.row_of(node), ends_at)
-        else:
-            self._table.discard(key)
+        with self._lock:
+            known = self._held.get(key)
+            if known == held and _is_told_again(self._table.get(key), entry, is_in_flight=is_in_flight):
+                return
+            self._held[key] = held
+            self._add_to_totals(held, 1)
+            if known is not None:
+                self._add_to_totals(known, -1)
+            self._version += 1
+            if is_in_flight:
+                self._table.put(key, entry, self._totals.row_of(node), ends_at)
+            else:
+                self._table.discard(key)
 
     def _hold_of(self, pod: Pod) -> float:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ class CapacitiesView:
 
 class NodeCapacities:
     """
-    Keep what nodes have and offer, as it is told.
+    Keep what nodes have and offer, as it is told; calls from several threads are fine.
 
     Args:
         resources: The resources to keep.
@@ -37,6 +38,7 @@ class NodeCapacities:
         self._resources = resources
         self._table = NodeTable(2 * len(resources))
         self._view: CapacitiesView | None = None
+        self._lock = threading.Lock()
 
     @classmethod
     def of(cls, nodes: Iterable[Node], resources: tuple[str, ...] = (CPU, MEMORY)) -> NodeCapacities:
@@ -54,20 +56,23 @@ class NodeCapacities:
 
     def update(self, node: Node) -> None:
         """Take a node that is new or has changed."""
-        self._view = None
-        for index, resource in enumerate(self._resources):
-            for offset, amounts in enumerate((node.capacity, node.allocatable)):
-                quantity = amounts.get(resource)
-                amount = float("nan") if quantity is None else float(quantity.milli if resource == CPU else quantity.value)
-                self._table.write(node.name, 2 * index + offset, amount)
+        with self._lock:
+            self._view = None
+            for index, resource in enumerate(self._resources):
+                for offset, amounts in enumerate((node.capacity, node.allocatable)):
+                    quantity = amounts.get(resource)
+                    amount = float("nan") if quantity is None else float(quantity.milli if resource == CPU else quantity.value)
+                    self._table.write(node.name, 2 * index + offset, amount)
 
     def remove(self, name: str) -> None:
         """Forget a node, if it is there."""
-        self._view = None
-        self._table.discard(name)
+        with self._lock:
+            self._view = None
+            self._table.discard(name)
 
     def view(self) -> CapacitiesView:
         """Answer the nodes as they are now; the same view while nothing changes."""
-        if self._view is None:
-            self._view = CapacitiesView(self._resources, self._table.freeze())
-        return self._view
+        with self._lock:
+            if self._view is None:
+                self._view = CapacitiesView(self._resources, self._table.freeze())
+            return self._view

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import deque
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
@@ -38,8 +38,9 @@ class Scorer:
 
     Attributes:
         policy: The policy.
-        failures: How often the policy raised; every candidate then gets the neutral score, with the reason ``policy_failed``.
-        last_error: What it raised last.
+        failures: How often the policy raised, or what it needs could not be gathered; every candidate then gets the neutral score, with the
+            reason ``policy_failed``.
+        last_error: What was raised last.
     """
 
     def __init__(self, policy: ScoringPolicy) -> None:
@@ -73,22 +74,20 @@ class Scorer:
         Returns:
             Scores in the order of the candidates.
         """
-        return self.score_columns(pod, self.columns(load, now=now, nodes=nodes, pods=pods, capacities=capacities))
+        try:
+            columns = self.columns(load, now=now, nodes=nodes, pods=pods, capacities=capacities)
+        except Exception as error:  # noqa: BLE001 - the source, the pods and the nodes can be anyone's
+            self._note_failure(pod, error)
+            return _neutral(_names_of(load, nodes))
+        return self.score_columns(pod, columns)
 
     def score_columns(self, pod: Pod, columns: NodeColumns) -> Scores:
         """Score the candidates of columns that were gathered before, so that they can be explained as they were."""
         try:
             return self.policy.score_nodes(pod, columns)
-        except Exception as error:  # a policy can be anyone's code, and a scheduler must go on
-            self.failures += 1
-            if repr(error) != repr(self.last_error):
-                logger.exception(
-                    "policy %s failed on pod %s/%s; every node gets the neutral score", self.policy.name, pod.namespace, pod.name
-                )
-            self.last_error = error
-            count = len(columns.names)
-            values = np.full(count, NEUTRAL_NODE_SCORE, dtype=np.int64)
-            return Scores(columns.names, values, np.full(count, Reason.POLICY_FAILED, dtype=np.int64))
+        except Exception as error:  # noqa: BLE001 - a policy can be anyone's code, and a scheduler must go on
+            self._note_failure(pod, error)
+            return _neutral(columns.names)
 
     def explain(
         self,
@@ -124,10 +123,29 @@ class Scorer:
             load, now=now, nodes=nodes, pods=pods, capacities=capacities, resources=self.policy.resources, alignments=self._alignments
         )
 
+    def _note_failure(self, pod: Pod, error: Exception) -> None:
+        self.failures += 1
+        if reprlib.repr(error) != reprlib.repr(self.last_error):  # a repr of its own that raises is survived
+            told = "policy %s failed on pod %s/%s; every node gets the neutral score"
+            logger.error(told, self.policy.name, pod.namespace, pod.name, exc_info=error)
+        self.last_error = error
+
+
+def _neutral(names: tuple[str, ...]) -> Scores:
+    count = len(names)
+    return Scores(names, np.full(count, NEUTRAL_NODE_SCORE, dtype=np.int64), np.full(count, Reason.POLICY_FAILED, dtype=np.int64))
+
+
+def _names_of(load: LoadSnapshot | SnapshotSource, nodes: Sequence[Node | str] | None) -> tuple[str, ...]:
+    try:
+        return load.snapshot.nodes if nodes is None else tuple(node if isinstance(node, str) else node.name for node in nodes)
+    except Exception:  # noqa: BLE001 - noted already; without names there is nothing to score
+        return ()
+
 
 class Alignments:
     """
-    Find the rows of names in tables, and remember the last few.
+    Find the rows of names in tables, and remember the last few; calls from several threads are fine.
 
     A scheduler asks for all nodes again and again, or each time for a few others out of thousands; the tables of nodes and pods stay the
     same for many questions, or get a new node with each in a burst.
@@ -136,16 +154,16 @@ class Alignments:
     def __init__(self) -> None:
         self._names: tuple[str, ...] = ()
         self._known: dict[tuple[int, int], tuple[object, object, IntArray]] = {}
-        self._asked: deque[Mapping[str, int]] = deque(maxlen=_MOST_ALIGNMENTS)
+        self._asked: tuple[Mapping[str, int], ...] = ()
 
     def list_names(self, nodes: Sequence[Node | str]) -> tuple[tuple[str, ...], list[Node]]:
         """Answer the names of candidates, the same object where they are those of the last time, and which candidates are manifests."""
-        given = tuple(nodes)
-        if given is self._names or given == self._names:
-            return self._names, []
+        given, last = tuple(nodes), self._names
+        if given is last or given == last:
+            return last, []
         if set(map(type, given)) <= {str}:
-            self._names = cast("tuple[str, ...]", given)
-            return self._names, []
+            names = self._names = cast("tuple[str, ...]", given)
+            return names, []
         manifests = [node for node in given if not isinstance(node, str)]
         return tuple(node if isinstance(node, str) else node.name for node in given), manifests
 
@@ -169,7 +187,7 @@ class Alignments:
         if names is snapshot.nodes or not snapshot.nodes:
             return self.align(names, other)
         if _are_few(names, snapshot) and not any(other is each for each in self._asked):
-            self._asked.append(other)
+            self._asked = (*self._asked, other)[-_MOST_ALIGNMENTS:]
             return find_rows(names, other)
         found = take_codes(self.align(snapshot.nodes, other), rows)
         strangers = np.flatnonzero(rows < 0)

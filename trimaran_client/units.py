@@ -28,6 +28,8 @@ NANOS_PER_UNIT = 10**9
 NANOS_PER_MILLI = 10**6
 # Kubernetes caps an amount at the largest 64-bit integer when it parses one (apimachinery, resource/amount.go, maxAllowed).
 MAX_AMOUNT_NANOS = (2**63 - 1) * NANOS_PER_UNIT
+# Beyond any machine, and any sum of quantities that were parsed; keeps amounts that a program made up within a double.
+LARGEST_AMOUNT = 10**30
 # Longer than any amount that makes sense; keeps hostile input from costing time.
 MAX_QUANTITY_LENGTH = 256
 # Beyond these an exponent only says "too large to hold" or "smaller than a nano".
@@ -46,7 +48,8 @@ class Quantity:
     Hold a Kubernetes quantity exactly, in nano units.
 
     Amounts finer than a nano are rounded away from zero when parsed, as Kubernetes does, and amounts beyond 64 bits are held at the
-    largest one. ``milli`` and ``value`` round away from zero again. Amounts add exactly.
+    largest one. ``milli`` and ``value`` round away from zero again, and are held within 1e30, so that a float holds them. Amounts add
+    exactly.
 
     >>> Quantity.parse("1.5Gi").value, Quantity.parse("95647727n").milli
     (1610612736, 96)
@@ -127,7 +130,8 @@ def _parse_text(text: str) -> Quantity:
 
 
 def _divide_away(amount: int, divisor: int) -> int:
-    return -(-amount // divisor) if amount >= 0 else amount // divisor
+    whole = -(-amount // divisor) if amount >= 0 else amount // divisor
+    return whole if -LARGEST_AMOUNT <= whole <= LARGEST_AMOUNT else LARGEST_AMOUNT if whole > 0 else -LARGEST_AMOUNT
 
 
 def round_half_away(values: FloatArray) -> FloatArray:
