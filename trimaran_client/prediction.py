@@ -75,7 +75,7 @@ class GuardedEstimator:
             value = self._estimate(pod, resource)
         except Exception as error:  # noqa: BLE001 - anyone's code; whatever it raises is the reason that is told
             self.last_error = error
-            self._fail("raised", repr(error))
+            self._fail("raised", reprlib.repr(error))
             return None
         finally:
             taken_seconds = self._monotonic() - started
@@ -86,7 +86,7 @@ class GuardedEstimator:
         if not abs(number) <= LARGEST_PREDICTION:
             self._fail("not_a_number", reprlib.repr(value))
         elif number < 0:
-            self._fail("negative", repr(value))
+            self._fail("negative", reprlib.repr(value))
         else:
             return round_number(number)
         return None
@@ -105,7 +105,7 @@ def _as_number(value: object) -> float:
         return math.nan
     try:
         return float(value)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # noqa: BLE001 - anyone's type; a tensor of several elements raises what it likes
         return math.nan
 
 
@@ -168,7 +168,8 @@ class UsagePrediction:
 
     def _by_rule(self, pod: Pod) -> int:
         if not self.combines_steps:
-            return sum(self._predict_container(each)[0] for each in pod.containers) + self._amount(pod.overhead.get(self.resource, ZERO))
+            running = sum(self._predict_container(each)[0] for each in pod.containers)
+            return self._amount(self._quantity(running + self._amount(pod.overhead.get(self.resource, ZERO))))
         return self._amount(pod.total(lambda container: self._quantity(self._predict_container(container)[0]), self.resource))
 
     def _part(self, container: Container, name: str, kind: str) -> PredictedPart:

@@ -208,6 +208,13 @@ def raise_error(pod: Pod, resource: str) -> float:
     raise RuntimeError("no such workload")
 
 
+class Tensor:
+    """A number of another library that is none after all."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("a tensor with 2 elements cannot be converted to a scalar")
+
+
 @pytest.mark.parametrize(
     ("estimate", "cause"),
     [
@@ -220,6 +227,7 @@ def raise_error(pod: Pod, resource: str) -> float:
         (lambda *_: "700", "not_a_number"),
         (lambda *_: None, "not_a_number"),
         (lambda *_: True, "not_a_number"),
+        (lambda *_: Tensor(), "not_a_number"),
     ],
 )
 def test_report_85_whatever_goes_wrong_in_an_estimator_the_rule_answers_and_it_is_counted(
