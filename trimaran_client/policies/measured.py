@@ -25,7 +25,8 @@ class Measured:
     """
     Percent of capacity, shape (nodes,).
 
-    ``is_known`` tells where the node has any metric of the type; there an absent average or deviation counts as 0, as upstream.
+    ``is_known`` tells where the node has any metric of the type; there an absent average or deviation counts as 0, as upstream. For the
+    default presets see :func:`fresh`.
     """
 
     average_percent: FloatArray
@@ -74,10 +75,11 @@ def _first_of(one: NodeSelection, other: NodeSelection) -> NodeSelection:
 
 
 def fresh(nodes: NodeColumns, measured: Measured, max_age_seconds: float) -> BoolArray:
-    """Tell where a measurement counts for the default presets: known, finite, not negative, and not too old."""
+    """Tell where a measurement counts for the default presets: a mean is there, finite, not negative, and not too old."""
+    has_mean = ~np.isnan(measured.selection.values)
     finite = np.isfinite(measured.average_percent) & (measured.average_percent >= 0)
     deviation = np.isfinite(measured.deviation_percent) & (measured.deviation_percent >= 0)
-    return measured.is_known & finite & deviation & (nodes.age_seconds <= max_age_seconds)
+    return measured.is_known & has_mean & finite & deviation & (nodes.age_seconds <= max_age_seconds)
 
 
 def ratio(part: FloatArray, whole: FloatArray) -> FloatArray:

@@ -120,6 +120,18 @@ def test_differs_from_upstream_risk_without_metrics_falls_back_to_allocation(pol
     assert reason_of(policy.upstream(), snapshot, POD, others) == (0, "no_metrics")
 
 
+@pytest.mark.parametrize("operator", ["STD", "P90", "MAX"])
+@pytest.mark.parametrize("policy", RISK_POLICIES)
+def test_differs_from_upstream_risk_without_a_mean_is_as_without_metrics(policy: Any, operator: str) -> None:
+    """A node of which only another statistic is served is not idle."""
+    metrics = [{"type": each, "operator": operator, "rollup": "15m", "value": 90} for each in ("CPU", "Memory")]
+    has = {"cpu": "4", "memory": "16Gi"}
+    node = {"metrics": metrics, "capacity": has, "allocatable": has}
+    snapshot = LoadSnapshot.decode(msgspec.json.encode({"timestamp": NOW, "data": {"NodeMetricsMap": {"n1": node}}}))
+    assert reason_of(policy(), snapshot, POD, [])[1] == "fallback_allocation"
+    assert reason_of(policy.upstream(), snapshot, POD, [])[1] == "risk"
+
+
 @pytest.mark.parametrize("policy", RISK_POLICIES)
 def test_differs_from_upstream_risk_of_old_metrics_does_not_count(policy: Any) -> None:
     snapshot = make_measured(n1={"CPU": (95, 5), "Memory": (95, 5)})
