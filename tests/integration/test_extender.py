@@ -99,7 +99,9 @@ class TestScheduler:
         assert (status, reply["NodeNames"] if reply["Nodes"] is None else reply["Nodes"]) == (200, filtered)
 
     @pytest.mark.parametrize("path", VERBS)
-    @pytest.mark.parametrize("body", [b"", b"[]", b"null", b"<html>", b'{"Pod":', b"\xff\xfe", b'{"Pod":{},"Nodes":{"items":[{}]}}'])
+    @pytest.mark.parametrize(
+        "body", [b"", b"[]", b"null", b"<html>", b'{"Pod":', b"\xff\xfe", b'{"Pod":{},"Nodes":{"items":[{}]}}', b'{"Nodes":{"items":[1]}}']
+    )
     async def test_report_69_what_is_no_question_is_400_and_nothing(
         self, asked: Asked, path: str, body: bytes, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -183,6 +183,20 @@ class TestEvents:
         assert caplog.text.count("an event could not be written") == 1
         assert "events is forbidden" in caplog.text
 
+    async def test_a_fault_of_our_own_ends_no_other_event(
+        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with cluster.serving(events=True) as asked:
+            await cluster.ready(asked)
+            for name in ("bad", "good"):
+                with monkeypatch.context() as patch:
+                    if name == "bad":
+                        patch.setattr(events, "_make_event", None)
+                    await asked.prioritize(make_manifest(name), LOAD)
+                    cluster.bind(name, "b")
+                    await asked.wait_for_metric(f'events_total{{outcome="{"failed" if name == "bad" else "written"}"}}', 1)
+        assert "a fault of our own, report it: TypeError" in caplog.text
+
     async def test_that_hang_hold_up_nothing_and_what_does_not_fit_is_dropped(
         self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
