@@ -95,7 +95,7 @@ class KubeClient:
         Raises:
             KubernetesError: As for :meth:`get`.
         """
-        with _translated_errors(path, timeout_seconds):
+        with _translated_errors(path, timeout_seconds, method="POST"):
             async with asyncio.timeout(timeout_seconds), await self._send(path, NO_PARAMS, body=msgspec.to_builtins(body)) as response:
                 await _read_start(response)
 
@@ -163,15 +163,17 @@ class KubeClient:
         """
         import aiohttp
 
+        method = "GET" if body is None else "POST"
+
         may_renew = True
         while True:
             session = self._session
             if session is None:
-                raise KubernetesConfigError(f"GET {path}: the client is not open; use it within `async with KubeClient() as client:`")
+                raise KubernetesConfigError(f"{method} {path}: the client is not open; use it within `async with KubeClient() as client:`")
             try:
                 response: aiohttp.ClientResponse = await session.api.call_api(
                     path,
-                    "GET" if body is None else "POST",
+                    method,
                     query_params=list(params.items()),
                     header_params={"Accept": "application/json", "Content-Type": "application/json"},
                     body=body,
@@ -186,7 +188,7 @@ class KubeClient:
             except Exception as error:
                 # aiohttp fails anyhow, even by an assertion, when its session is closed under a request.
                 if session.api.rest_client.pool_manager.closed:
-                    raise KubernetesUnreachableError(f"GET {path}: the client was closed before the answer") from error
+                    raise KubernetesUnreachableError(f"{method} {path}: the client was closed before the answer") from error
                 raise
             if response.status in (HTTPStatus.OK, HTTPStatus.CREATED):
                 return response
@@ -195,7 +197,7 @@ class KubeClient:
             if response.status == HTTPStatus.UNAUTHORIZED and may_renew and await self._renew(session):
                 may_renew = False
                 continue
-            message = f"GET {path}: {response.status} from {redact(session.api.configuration.host or '')}: {reason}"
+            message = f"{method} {path}: {response.status} from {redact(session.api.configuration.host or '')}: {reason}"
             raise KubernetesStatusError(message, status=response.status, reason=reason)
 
     async def _renew(self, refused: Session) -> bool:
@@ -228,21 +230,21 @@ async def _read_start(response: aiohttp.ClientResponse) -> bytes:
 
 
 @contextlib.contextmanager
-def _translated_errors(path: str, timeout_seconds: float) -> Iterator[None]:
+def _translated_errors(path: str, timeout_seconds: float, *, method: str = "GET") -> Iterator[None]:
     import aiohttp
 
     try:
         yield
     except TimeoutError as error:
-        raise KubernetesUnreachableError(f"GET {path}: nothing from the API server for {timeout_seconds:g} s") from error
+        raise KubernetesUnreachableError(f"{method} {path}: nothing from the API server for {timeout_seconds:g} s") from error
     except aiohttp.ClientSSLError as error:
         remedy = "name its CA as certificate-authority in the kubeconfig"
-        raise KubernetesUnreachableError(f"GET {path}: the API server's certificate is not trusted: {error}; {remedy}") from error
+        raise KubernetesUnreachableError(f"{method} {path}: the API server's certificate is not trusted: {error}; {remedy}") from error
     except (aiohttp.ClientError, OSError) as error:
-        raise KubernetesUnreachableError(f"GET {path}: {redact(str(error)) or type(error).__name__}") from error
+        raise KubernetesUnreachableError(f"{method} {path}: {redact(str(error)) or type(error).__name__}") from error
     except ValueError as error:
         # aiohttp refuses header values with control characters; its message does not show the value.
-        raise KubernetesConfigError(f"GET {path}: cannot be sent: {redact(str(error))}; check the token for line breaks") from error
+        raise KubernetesConfigError(f"{method} {path}: cannot be sent: {redact(str(error))}; check the token for line breaks") from error
 
 
 async def _read_events(
