@@ -263,7 +263,7 @@ class AssignedPods:
         key = pod.key
         held = _Held(node, state, self._amounts(pod))
         entry = AssignedPod(pod, node, since, self._hold_of(pod), state)
-        ends_at = now + self._assume_seconds if state == "assumed" else since + entry.hold_seconds + self._bound_seconds
+        ends_at = now + self._assume_seconds if state == "assumed" else min(since, now) + entry.hold_seconds + self._bound_seconds
         is_in_flight = ends_at > now
         with self._lock:
             known = self._held.get(key)

@@ -461,3 +461,9 @@ def test_report_38_nothing_grows_with_what_has_been() -> None:
     pods.expire(NOW + 200_000)
     left = (pods._held, pods._counts, pods._sums, pods._totals._rows, pods._table._slot_of, pods._table._keys, pods._table._entries)
     assert [len(each) for each in left] == [0] * 7
+
+
+def test_a_pod_scheduled_in_the_future_by_a_clock_that_is_wrong_leaves_after_the_bound() -> None:
+    pods = AssignedPods(hold_seconds=30.0, bound_seconds=1200.0)
+    pods.update(replace(make_pod(node_name="n1"), scheduled_at=NOW + 1e9), now=NOW)
+    assert [len(pods.view(NOW + later).in_flight) for later in (0, 1229, 1230)] == [1, 1, 0]
