@@ -86,16 +86,22 @@ class Prometheus:
 
 @asynccontextmanager
 async def running_prometheus(
-    folder: Path, targets: Mapping[str, str], *, rules: Mapping[str, str] | None = None, access: Access | None = None
+    folder: Path,
+    targets: Mapping[str, str],
+    *,
+    rules: Mapping[str, str] | None = None,
+    access: Access | None = None,
+    scrape_seconds: int = 1,
 ) -> AsyncIterator[Prometheus]:
     """
-    Run a Prometheus that scrapes each target every second, from its first answer to the end of the context.
+    Run a Prometheus that scrapes each target, from its first answer to the end of the context.
 
     Args:
         folder: Of its own: configuration, data and log.
         targets: Address → value of the label ``node`` that its series get; empty for none.
         rules: Name of a recording rule → expression, evaluated every second.
         access: How it is to be reached.
+        scrape_seconds: From one scrape to the next.
     """
     program = find_program("prometheus")
     access = access or Access()
@@ -103,7 +109,7 @@ async def running_prometheus(
     folder.mkdir(parents=True, exist_ok=True)
     jobs = [{"targets": [address], "labels": {"node": node} if node else {}} for address, node in targets.items()]
     config = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "global": {"scrape_interval": f"{scrape_seconds}s", "evaluation_interval": "1s"},
         "rule_files": [str(folder / "rules.yml")],
         "scrape_configs": [{"job_name": "node", "honor_labels": True, "static_configs": jobs}],
     }
