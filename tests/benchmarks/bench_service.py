@@ -60,7 +60,7 @@ GZIP: Final = {"Accept-Encoding": "gzip"}
 class Length:
     """How long the parts of a run are."""
 
-    seconds: float
+    seconds: int
     repeats: int
     refreshes: int
     calm_refreshes: int
@@ -68,8 +68,8 @@ class Length:
     history_hours: float
 
 
-SHORT: Final = Length(seconds=1.0, repeats=3, refreshes=100, calm_refreshes=20, starts=3, history_hours=1.0)
-LONG: Final = Length(seconds=4.0, repeats=7, refreshes=1000, calm_refreshes=20, starts=7, history_hours=24.0)
+SHORT: Final = Length(seconds=1, repeats=3, refreshes=100, calm_refreshes=20, starts=3, history_hours=1.0)
+LONG: Final = Length(seconds=4, repeats=7, refreshes=1000, calm_refreshes=20, starts=7, history_hours=24.0)
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ async def measure_growth(bench: Bench) -> list[Row]:
             }
             for question in list_questions(Bench(bench.folder, nodes, bench.length), tag):
                 url = f"http://127.0.0.1:{program.port}{question.path}"
-                seconds = max(2.0, bench.length.seconds)
+                seconds = max(2, bench.length.seconds)
                 figure[f"GET {question.name}"] = 1 / await measure_rate(url, question.headers, seconds=seconds)
             figures.append(figure)
     bench.readings["growth"] = figures

@@ -22,7 +22,7 @@ class LoadError(Exception):
     """The requests could not be sent, or were not answered as they should; the message says what to do."""
 
 
-async def measure_rate(url: str, headers: Mapping[str, str], *, seconds: float) -> float:
+async def measure_rate(url: str, headers: Mapping[str, str], *, seconds: int) -> float:
     """
     Answer how many requests a second wrk gets through, over 8 connections that stay open.
 
@@ -33,7 +33,7 @@ async def measure_rate(url: str, headers: Mapping[str, str], *, seconds: float) 
     if program is None:
         raise LoadError("wrk is missing; apt-get install --no-install-recommends wrk")
     options = [part for name, value in headers.items() for part in ("-H", f"{name}: {value}")]
-    command = [program, "-t1", f"-c{CONNECTIONS}", f"-d{seconds:g}s", *options, url]
+    command = [program, "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", *options, url]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
     output = (await process.communicate())[0].decode()
     rate = re.search(r"Requests/sec:\s+([0-9.]+)", output)
