@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -36,6 +37,7 @@ from trimaran_client.objects import NodeMetaObject, NodeObject, PodObject, to_no
 from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NEUTRAL_NODE_SCORE, NodeColumns, Reason, Scores
 from trimaran_client.resources import Node, Pod
 from trimaran_client.snapshot import SnapshotSource
+from trimaran_client.units import IntArray
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ class _NamedObject(msgspec.Struct, frozen=True):
 _pod_decoder = msgspec.json.Decoder(PodObject)
 _node_decoder = msgspec.json.Decoder(NodeObject)
 _named_decoder = msgspec.json.Decoder(_NamedObject)
+_LAST_REASON = max(Reason)
 _OUTCOMES = ("scored", "neutral", "other_scheduler", "shadow", "filtered", "bad_body")
 
 
@@ -89,6 +92,19 @@ class Counters:
     ignored_wishes: int = 0
 
 
+class _Scored(NamedTuple):
+    """What one question came to; ``rows`` are where its candidates stand in the snapshot, empty where one does not."""
+
+    at: float
+    pod: Pod
+    choice: Choice
+    bound_to: str
+    columns: NodeColumns
+    scores: Scores
+    values: IntArray
+    rows: list[int]
+
+
 class Decider:
     """
     Answer a scheduler.
@@ -102,6 +118,7 @@ class Decider:
         sources: Whether all of that is up to date.
         log: Where decisions are remembered.
         clock: Unix seconds.
+        defer: Does what the scheduler need not wait for, at once or as soon as the answer is out.
     """
 
     def __init__(
@@ -115,6 +132,7 @@ class Decider:
         sources: Sources,
         log: DecisionLog,
         clock: Callable[[], float],
+        defer: Callable[[Callable[[], None]], object] = lambda work: work(),
     ) -> None:
         # Those that did not happen are told too, as 0.
         self.counters = Counters(Counter(dict.fromkeys(_OUTCOMES, 0)), Counter(), Counter())
@@ -127,6 +145,7 @@ class Decider:
         self._sources = sources
         self._hot_spots = HotSpots(config.filter)
         self._clock = clock
+        self._defer = defer
         self._encoder = PriorityEncoder()
         self._last_failures: dict[str, str] = {}
 
@@ -145,12 +164,14 @@ class Decider:
             if choice is None:
                 self.counters.outcomes["other_scheduler"] += 1
                 return NO_SCORES
-            decision = self._decide(pod, choice, names, manifests)
-            return self._encode(names, decision.values.tolist(), columns=decision.columns)
+            scored = self._score(pod, choice, names, manifests)
+            answer = self._encode(names, scored.values.tolist(), nodes=scored.columns.snapshot.nodes, rows=scored.rows)
         except Exception as error:  # noqa: BLE001 - a scheduler must go on, whatever we did wrong
             self._note_failure(error, pod, "each node got the neutral score")
             self.counters.outcomes["neutral"] += 1
             return self._encode(names, [NEUTRAL_NODE_SCORE] * len(names))
+        self._defer(partial(self._remember, scored))
+        return answer
 
     def filter(self, body: bytes) -> bytes:
         """
@@ -195,51 +216,62 @@ class Decider:
         manifests = tuple(node for node, _ in nodes.values())
         return replace(args, nodes=tuple(text for _, text in nodes.values())), tuple(nodes), manifests
 
-    def _decide(self, pod: Pod, choice: Choice, names: tuple[str, ...], manifests: tuple[Node, ...]) -> Decision:
-        now, snapshot = self._clock(), self._load.snapshot
-        assumes = bool(self._config.assume_seconds and pod.uid and len(names)) and not self._config.shadow
+    def _score(self, pod: Pod, choice: Choice, names: tuple[str, ...], manifests: tuple[Node, ...]) -> _Scored:
+        now = self._clock()
         bound_to = self._pods.bound_node_of(pod.key)
-        if assumes and not bound_to:
+        if self._assumes(pod) and not bound_to:
             self._pods.forget(pod)  # asked again, it is not where it was taken to go, and must not count beside itself
-        candidates = manifests or names
-        columns = choice.scorer.columns(snapshot, now=now, nodes=candidates, pods=self._pods, capacities=self._nodes)
+        columns = choice.scorer.columns(self._load, now=now, nodes=manifests or names, pods=self._pods, capacities=self._nodes)
         scores = choice.scorer.score_columns(pod, columns)
         _check(scores, len(names))
-        self._count_reasons(scores)
-        self.counters.ignored_wishes += choice.ignored
         values = np.clip(scores.values, MIN_NODE_SCORE, MAX_NODE_SCORE)
-        is_neutral = bool(len(names)) and int(scores.reasons[0]) == Reason.POLICY_FAILED
+        return _Scored(now, pod, choice, bound_to, columns, scores, values, _all_rows(columns))
+
+    def _remember(self, scored: _Scored) -> None:
+        """Do what the scheduler need not wait for."""
+        try:
+            self._remember_all(scored)
+        except Exception as error:  # noqa: BLE001 - the answer is given; this must not end anything either
+            self._note_failure(error, scored.pod, "the answer is not remembered")
+
+    def _remember_all(self, scored: _Scored) -> None:
+        pod, choice, scores, snapshot = scored.pod, scored.choice, scored.scores, scored.columns.snapshot
         # The snapshot's own strings, so that remembered decisions do not each hold theirs.
-        rows = _all_rows(columns)
-        names = pick(snapshot.nodes, rows) if rows else names
+        names = pick(snapshot.nodes, scored.rows) if scored.rows else scores.names
+        is_neutral = bool(names) and int(scores.reasons[0]) == Reason.POLICY_FAILED
+        best = int(np.argmax(scored.values)) if names else -1
         if is_neutral:
             self.counters.failures["policy"] += 1
-        elif assumes:
+        elif self._assumes(pod) and names:
             # Until its binding is seen, the pod counts where it will most likely go; else all pods of a burst would see the same nodes.
-            self._pods.assume(pod, names[int(np.argmax(values))], now=now)
-        decision = Decision(
-            made_at=now,
-            pod=pod,
-            scheduler_name=choice.scheduler_name,
-            policy=choice.scorer.policy.name,
-            names=names,
-            values=values.astype(np.int8),
-            reasons=scores.reasons.astype(np.int8),
-            snapshot_age_seconds=max(0.0, now - snapshot.made_at) if snapshot.made_at else None,
-            degraded=self._degraded(scores, bound_to),
-            is_shadow=self._config.shadow,
-            scorer=choice.scorer,
-            columns=columns,
-            bound_to=bound_to,
-        )
-        self.log.add(decision)
-        self.counters.outcomes["neutral" if is_neutral else "shadow" if decision.is_shadow else "scored"] += 1
-        if decision.is_shadow:
-            best = int(np.argmax(values)) if len(names) else -1
-            logger.info(
-                "shadow: pod %s/%s would go to %s with %s", pod.namespace, pod.name, names[best] if names else "none", values.max(initial=0)
+            self._pods.assume(pod, names[best], now=scored.at)
+        self._count_reasons(scores)
+        self.counters.ignored_wishes += choice.ignored
+        is_shadow = self._config.shadow
+        self.counters.outcomes["neutral" if is_neutral else "shadow" if is_shadow else "scored"] += 1
+        self.log.add(
+            Decision(
+                made_at=scored.at,
+                pod=pod,
+                scheduler_name=choice.scheduler_name,
+                policy=choice.scorer.policy.name,
+                names=names,
+                values=scored.values.astype(np.int8),
+                reasons=scores.reasons.astype(np.int8),
+                snapshot_age_seconds=max(0.0, scored.at - snapshot.made_at) if snapshot.made_at else None,
+                degraded=self._degraded(scores, scored.bound_to),
+                is_shadow=is_shadow,
+                scorer=choice.scorer,
+                columns=scored.columns,
+                bound_to=scored.bound_to,
             )
-        return decision
+        )
+        if is_shadow:
+            where, score = (names[best], int(scored.values[best])) if names else ("none", 0)
+            logger.info("shadow: pod %s/%s would go to %s with %s", pod.namespace, pod.name, where, score)
+
+    def _assumes(self, pod: Pod) -> bool:
+        return bool(self._config.assume_seconds and pod.uid) and not self._config.shadow
 
     def _degraded(self, scores: Scores, bound_to: str) -> str:
         codes = np.bincount(scores.reasons, minlength=1)
@@ -256,14 +288,12 @@ class Decider:
             if count:
                 self.counters.reasons[str(Reason(code))] += count
 
-    def _encode(self, names: tuple[str, ...], scores: list[int], *, columns: NodeColumns | None = None) -> bytes:
+    def _encode(self, names: tuple[str, ...], scores: list[int], *, nodes: tuple[str, ...] = (), rows: Sequence[int] = ()) -> bytes:
         if self._config.shadow:
             return NO_SCORES
         if self._config.scale != MAX_NODE_SCORE:
             scores = list(map(to_short_scale, scores))
-        if columns is None:
-            return self._encoder.encode(names, scores)
-        return self._encoder.encode(names, scores, nodes=columns.snapshot.nodes, rows=_all_rows(columns))
+        return self._encoder.encode(names, scores, nodes=nodes, rows=rows)
 
     def _note_failure(self, error: Exception, pod: Pod | None, told: str) -> None:
         """Count a failure, and log it unless it is the last one of its cause again."""
@@ -307,3 +337,5 @@ def _check(scores: Scores, count: int) -> None:
         raise PolicyAnswerError(f"{len(scores.values)} scores and {len(scores.reasons)} reasons for {count} candidates")
     if scores.values.dtype.kind not in "iu" or scores.reasons.dtype.kind not in "iu":
         raise PolicyAnswerError(f"scores of type {scores.values.dtype} and reasons of type {scores.reasons.dtype}; both are whole numbers")
+    if count and not 0 <= int(scores.reasons.min()) <= int(scores.reasons.max()) <= _LAST_REASON:
+        raise PolicyAnswerError(f"reasons from {scores.reasons.min()} to {scores.reasons.max()}; the known ones go from 0 to {_LAST_REASON}")

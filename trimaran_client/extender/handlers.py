@@ -7,6 +7,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import msgspec
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 DECIDER: Final = web.AppKey("decider", Decider)
 TELEMETRY: Final = web.AppKey("telemetry", Telemetry)
 TOLD: Final = web.AppKey("told", TTLCache[str, bool])
+TELLER: Final = web.AppKey("teller", ThreadPoolExecutor)
 # Full node objects of some thousand nodes.
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 _VERBS: Final = ("/prioritize", "/filter")
@@ -80,10 +82,14 @@ async def get_decisions(request: web.Request) -> web.Response:
     if limit * most_nodes > _MOST_TOLD:
         raise ops.HttpError(400, "bad_parameter", f"limit={limit} and nodes={most_nodes}: at most {_MOST_TOLD} nodes in all; ask for fewer")
     pod = request.query.get("pod", "")
-    wanted = (each for each in log if not pod or pod == f"{each.pod.namespace}/{each.pod.name}")
-    found = list(itertools.islice(wanted, limit))
-    total = len(log)
-    return await _json(lambda: DecisionsView([view_decision(each, most_nodes=most_nodes) for each in found], total))
+    remembered = list(log)
+
+    def tell() -> DecisionsView:
+        wanted = (each for each in remembered if not pod or pod == f"{each.pod.namespace}/{each.pod.name}")
+        found = list(itertools.islice(wanted, limit))
+        return DecisionsView([view_decision(each, most_nodes=most_nodes) for each in found], len(remembered))
+
+    return await _json(request, tell)
 
 
 async def get_explain(request: web.Request) -> web.Response:
@@ -103,7 +109,7 @@ async def get_explain(request: web.Request) -> web.Response:
         told = "there is no decision on it; the scheduler does not ask where only one node is feasible, and old decisions are forgotten"
         raise ops.HttpError(404, "unknown_pod", f"pod {text}: {told}; GET /api/v1/decisions lists those that are known")
     only = request.query.getall("node", [])
-    if unknown := [each for each in only if each not in decision.names]:
+    if unknown := sorted(set(only).difference(decision.names)):
         raise ops.HttpError(404, "unknown_node", f"node {', '.join(unknown)}: not among the {len(decision.names)} candidates of pod {text}")
     as_decided, scorer = decision.columns is not None, decision.scorer
     columns = decision.columns or decider.columns_now(decision)
@@ -116,7 +122,7 @@ async def get_explain(request: web.Request) -> web.Response:
             explanation = msgspec.structs.replace(explanation, hints=[_OLD_HINT, *explanation.hints])
         return ExplainView(view_decision(decision, most_nodes=_DEFAULT_NODES), as_decided, view_ranked(scores), explanation)
 
-    return await _json(explain)
+    return await _json(request, explain)
 
 
 def _choose(scores: Scores, most_nodes: int) -> list[str]:
@@ -168,7 +174,12 @@ def _count(request: web.Request, name: str, *, default: int, most: int) -> int:
     return min(int(text), most)
 
 
-async def _json(make: Callable[[], object]) -> web.Response:
+async def _json(request: web.Request, make: Callable[[], object]) -> web.Response:
     """Answer what *make* makes, beside the event loop: of thousands of nodes that takes a while, and the scheduler must not wait for it."""
-    body = await asyncio.to_thread(lambda: msgspec.json.encode(make()))
+    body = await asyncio.get_running_loop().run_in_executor(request.app[TELLER], lambda: msgspec.json.encode(make()))
     return web.Response(body=body, content_type="application/json")
+
+
+def make_teller() -> ThreadPoolExecutor:
+    """Make the thread in which answers to people are made: one, since each more takes its share of the interpreter from the scheduler."""
+    return ThreadPoolExecutor(1, thread_name_prefix="teller")
