@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
 from typing import Final
 
 from aiohttp import web
@@ -12,8 +11,9 @@ from aiohttp.typedefs import Handler
 from load_watcher.history.errors import HistoryError
 from load_watcher.publication import Publication
 from load_watcher.server.errors import from_history, no_snapshot, provider_unhealthy, unknown_node, withheld_node
-from load_watcher.server.negotiation import has_match, prefers_gzip
+from load_watcher.server.negotiation import is_held, prefers_gzip
 from load_watcher.server.parameters import parse_operators, parse_window
+from load_watcher.server.ready import ReadyResponse, is_usual
 from load_watcher.snapshot import Encoded, Reply
 from load_watcher.watcher import Watcher
 
@@ -33,7 +33,7 @@ def find_publication(watcher: Watcher) -> Publication:
     return publication
 
 
-async def get_watcher(request: web.Request) -> web.Response:
+async def get_watcher(request: web.Request) -> web.StreamResponse:
     """
     Answer the metrics of all nodes, or with ``?host=NODE`` of one.
 
@@ -43,6 +43,8 @@ async def get_watcher(request: web.Request) -> web.Response:
     watcher = request.app[WATCHER]
     publication = find_publication(watcher)
     snapshot = publication.snapshot
+    if not request.rel_url.raw_query_string:
+        return answer_reply(request, *choose_encoding(request, snapshot))
     if "window" in request.query or "statistic" in request.query:
         try:
             snapshot = await watcher.renderer.render_window(publication, parse_window(request), parse_operators(request))
@@ -54,22 +56,27 @@ async def get_watcher(request: web.Request) -> web.Response:
     reply = snapshot.cut_host(node)
     if reply is None:
         raise withheld_node(node, snapshot.withheld[node]) if node in snapshot.withheld else unknown_node(node)
-    return answer_reply(request, reply, {})
+    return answer_reply(request, reply, "")
 
 
-def choose_encoding(request: web.Request, encoded: Encoded) -> tuple[Reply, dict[str, str]]:
-    """Choose the form of a reply that the client wants, and the header that says which."""
+def choose_encoding(request: web.Request, encoded: Encoded) -> tuple[Reply, str]:
+    """Choose the form of a reply that the client wants, and how it is encoded; empty for the identity."""
     if prefers_gzip(",".join(request.headers.getall("Accept-Encoding", ()))):
-        return encoded.compressed, {"Content-Encoding": "gzip"}
-    return encoded.identity, {}
+        return encoded.compressed, "gzip"
+    return encoded.identity, ""
 
 
-def answer_reply(request: web.Request, reply: Reply, headers: Mapping[str, str]) -> web.Response:
-    """Answer a reply, or 304 without a body if the client has it already; *headers* go with the body."""
-    tagged = {"Vary": "Accept-Encoding", "ETag": reply.etag}
-    if has_match(request.if_none_match, reply.etag):
-        return web.Response(status=304, headers=tagged)
-    return web.Response(body=reply.body, content_type="application/json", headers={**tagged, **headers})
+def answer_reply(request: web.Request, reply: Reply, encoding: str) -> web.StreamResponse:
+    """Answer a reply, or 304 without a body if the client has it already."""
+    headers = {"Vary": "Accept-Encoding", "ETag": reply.etag}
+    status, body = (304, b"") if is_held(request, reply.etag) else (200, reply.body)
+    if status == 200:
+        headers["Content-Type"] = "application/json"
+        if encoding:
+            headers["Content-Encoding"] = encoding
+    if is_usual(request):
+        return ReadyResponse(status, headers, body)
+    return web.Response(status=status, headers=headers, body=body)
 
 
 async def get_health(request: web.Request) -> web.Response:
@@ -88,6 +95,8 @@ async def clean_path(request: web.Request, handler: Handler) -> web.StreamRespon
     Its client puts the path after whatever address it was given, and that may end in a slash.
     """
     path = request.rel_url.raw_path
+    if "//" not in path and "/." not in path:  # as is nearly every one, and then nothing below would change it
+        return await handler(request)
     clean = posixpath.normpath("/" + path.lstrip("/"))
     if path.endswith("/") and clean != "/":
         clean += "/"

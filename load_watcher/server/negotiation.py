@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
-from aiohttp.helpers import ETag
+from aiohttp import web
 
 _GZIP_NAMES = ("gzip", "x-gzip")
 
 
+@lru_cache(maxsize=64)  # clients are few kinds of programs, each of which always sends the same
 def prefers_gzip(accept_encoding: str) -> bool:
     """
     Tell whether a client that sends this header is best served with gzip.
@@ -38,6 +40,9 @@ def _parse_weight(parameters: Iterable[str]) -> float:
     return 1.0
 
 
-def has_match(tags: Iterable[ETag] | None, etag: str) -> bool:
-    """Tell whether one of the tags of ``If-None-Match`` names these bytes; weak tags count too (RFC 9110, section 13.1.2)."""
-    return any(tag.value == "*" or f'"{tag.value}"' == etag for tag in tags or ())
+def is_held(request: web.BaseRequest, etag: str) -> bool:
+    """Tell whether a tag of ``If-None-Match`` names these bytes; weak tags count too (RFC 9110, section 13.1.2)."""
+    said = request.headers.get("If-None-Match")
+    if said is None or said == etag:  # parsing costs more than all the rest
+        return said is not None
+    return any(tag.value == "*" or f'"{tag.value}"' == etag for tag in request.if_none_match or ())

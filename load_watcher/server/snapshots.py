@@ -14,7 +14,7 @@ from aiohttp import web
 
 from load_watcher.publication import Publication, Publisher
 from load_watcher.server.handlers import WATCHER, answer_reply, choose_encoding, find_publication
-from load_watcher.server.negotiation import has_match
+from load_watcher.server.negotiation import is_held
 from load_watcher.server.parameters import parse_seconds, parse_statistics, parse_windows
 from load_watcher.snapshot import Choice
 
@@ -24,7 +24,7 @@ MAX_WAIT_SECONDS: Final = 60.0
 MAX_WINDOWS: Final = 8
 
 
-async def get_snapshot(request: web.Request) -> web.Response:
+async def get_snapshot(request: web.Request) -> web.StreamResponse:
     """
     Answer the snapshot in columns; ``?windows=5m,15m&statistics=AVG,P90`` for others than those of ``GET /watcher``.
 
@@ -35,14 +35,14 @@ async def get_snapshot(request: web.Request) -> web.Response:
     watcher = request.app[WATCHER]
     publication = find_publication(watcher)
     while True:
-        reply, headers = choose_encoding(request, await watcher.renderer.encode_columns(publication, choice))
-        if not has_match(request.if_none_match, reply.etag):
+        reply, encoding = choose_encoding(request, await watcher.renderer.encode_columns(publication, choice))
+        if not is_held(request, reply.etag):
             break
         newer = await _wait_newer(watcher.publisher, publication, deadline)
         if newer is publication:
             break
         publication = newer
-    return answer_reply(request, reply, headers)
+    return answer_reply(request, reply, encoding)
 
 
 async def _wait_newer(publisher: Publisher, publication: Publication, deadline: float) -> Publication:
