@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import errno
 import os
-import resource
 import signal
 import sys
 import textwrap
@@ -32,7 +30,7 @@ from load_watcher.samples import Window
 from load_watcher.server.app import create_app
 from load_watcher.settings import BindAddress, Settings, list_variables, load_settings
 from load_watcher.wiring import make_memory, make_watcher
-from trimaran_client.ops import choose_loop, configure_logging
+from trimaran_client.ops import allow_connections, choose_loop, configure_logging
 
 # Schedulers ask every 30 s over one connection; closing it in between would cost each of them a new one, and a race with the close.
 _KEEP_ALIVE_SECONDS: Final = 3600
@@ -110,7 +108,7 @@ async def _serve(settings: Settings) -> None:
         shutdown_timeout=_SHUTDOWN_SECONDS,
         handler_cancellation=True,  # a client that waits for a snapshot may go away
     )
-    _allow_connections()
+    allow_connections()
     try:
         await runner.setup()
         await _listen(runner, settings.bind)
@@ -125,13 +123,6 @@ async def _serve(settings: Settings) -> None:
         last_resort = threading.Timer(_THREADS_SECONDS, os._exit, [0])
         last_resort.daemon = True
         last_resort.start()
-
-
-def _allow_connections() -> None:
-    """Allow as many connections as this process may have: the usual soft limit of 1,024 files is for programs that use select()."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # macOS says unlimited, and allows less
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _listen(runner: web.AppRunner, bind: BindAddress) -> None:

@@ -7,10 +7,14 @@ It stands beside the core of the library: only ``load_watcher`` and ``trimaran_c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import io
 import logging
+import queue
+import resource
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TextIO
@@ -31,6 +35,8 @@ _ERROR_NAMES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed",
 _CHATTY_LOGGERS = ("aiohttp.access", "kubernetes_asyncio")
 
 _REPEAT_SECONDS = 10.0
+# At the end of a process; a log that is read takes far less.
+_FLUSH_SECONDS = 2.0
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
@@ -41,6 +47,13 @@ def choose_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return importlib.import_module("uvloop").new_event_loop  # type: ignore[no-any-return]
     except ImportError:
         return None
+
+
+def allow_connections() -> None:
+    """Allow as many connections as this process may have: the usual soft limit of 1,024 files is for programs that use select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS says unlimited, and allows less
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class HttpError(Exception):
@@ -142,6 +155,54 @@ class _OncePer(logging.Filter):
         return is_first
 
 
+class LogWriter(logging.Handler):
+    """
+    Write records in a thread of its own: who reads the log may hang, as a full disk behind a pipe does, and no answer is to wait for it.
+
+    Args:
+        stream: Where to write.
+        most_lines: How many may wait; more are dropped, and their number is told when writing goes on.
+    """
+
+    def __init__(self, stream: TextIO, *, most_lines: int = 10_000) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: queue.Queue[str] = queue.Queue(most_lines)
+        self._dropped = 0
+        self._thread: threading.Thread | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Put a record behind those that wait."""
+        try:
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self._dropped += 1
+        except Exception:  # noqa: BLE001 - the contract of logging: a record that cannot be written ends nothing
+            self.handleError(record)
+        if self._thread is None:  # under the lock of the handler
+            self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+            self._thread.start()
+
+    def flush(self) -> None:
+        """Wait until everything is written, but not for ever."""
+        with self._lines.all_tasks_done:
+            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, _FLUSH_SECONDS)
+
+    def _run(self) -> None:
+        while True:
+            line = self._lines.get()
+            dropped, self._dropped = self._dropped, 0
+            if dropped:
+                told = f"{dropped} records could not be written in time and are lost"
+                line += "\n" + self.format(
+                    logging.makeLogRecord({"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "msg": told})
+                )
+            with contextlib.suppress(OSError, ValueError):  # nobody reads any more, or it is closed
+                self._stream.write(line + "\n")
+                self._stream.flush()
+            self._lines.task_done()
+
+
 def configure_logging(level: str, *, log_format: str = "auto", stream: TextIO | None = None) -> None:
     """
     Send the records of structlog and of the standard library through one formatter.
@@ -171,7 +232,7 @@ def configure_logging(level: str, *, log_format: str = "auto", stream: TextIO | 
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.stdlib.LoggerFactory(),
     )
-    handler = logging.StreamHandler(stream)
+    handler = LogWriter(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],

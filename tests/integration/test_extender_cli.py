@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import socket
 import subprocess
@@ -72,6 +73,20 @@ def test_a_signal_ends_it_cleanly_with_connections_open(number: signal.Signals) 
             assert process.wait(timeout=20) == 0
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
+
+
+def test_a_log_that_nobody_reads_holds_up_no_answer() -> None:
+    """A pipe takes 64 KiB; what reads it may hang with its disk."""
+    with running("--shadow", *NO_WATCHER) as (process, address):
+        for number in range(600):
+            assert post(address, make_question(make_manifest(f"pod-{number}"), ["a"])) == b"[]"
+        assert process.poll() is None
+
+
+def test_all_connections_that_are_allowed_are_used() -> None:
+    with running(*NO_WATCHER) as (process, _):
+        soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        assert soft == hard
 
 
 def test_options_take_the_place_of_what_the_file_says(tmp_path: Path) -> None:

@@ -69,10 +69,12 @@ async def _serve(config: Any) -> None:  # noqa: ANN401 - the configuration's mod
     from aiohttp import web
 
     from trimaran_client.extender.app import create_app, running_extender, settle
+    from trimaran_client.ops import allow_connections
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    allow_connections()
     async with running_extender(config) as running:
         app = create_app(running)
         runner = web.AppRunner(app, access_log=None, keepalive_timeout=_KEEP_ALIVE_SECONDS, shutdown_timeout=_SHUTDOWN_SECONDS)

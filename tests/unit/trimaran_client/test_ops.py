@@ -2,7 +2,9 @@ import asyncio
 import io
 import json
 import logging
+import resource
 import sys
+import threading
 import types
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -145,6 +147,12 @@ def _restore_logging() -> Iterator[None]:
     structlog.reset_defaults()
 
 
+def written(stream: io.StringIO) -> str:
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    return stream.getvalue()
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -156,7 +164,7 @@ def test_json_holds_records_of_both_kinds_in_one_shape() -> None:
     ops.configure_logging("INFO", stream=stream)
     structlog.get_logger("ours").info("refreshed", nodes=3)
     logging.getLogger("theirs").warning("slow: %s", "disk", extra={"seconds": 2})
-    ours, theirs = (json.loads(line) for line in stream.getvalue().splitlines())
+    ours, theirs = (json.loads(line) for line in written(stream).splitlines())
     assert (ours["event"], ours["nodes"], ours["level"], ours["logger"]) == ("refreshed", 3, "info", "ours")
     assert (theirs["event"], theirs["seconds"], theirs["level"], theirs["logger"]) == ("slow: disk", 2, "warning", "theirs")
     assert ours["timestamp"].endswith("Z")
@@ -167,8 +175,8 @@ def test_json_holds_records_of_both_kinds_in_one_shape() -> None:
 def test_text_on_a_terminal_or_on_request(log_format: str, stream: io.StringIO) -> None:
     ops.configure_logging("info", log_format=log_format, stream=stream)
     structlog.get_logger("ours").info("refreshed", nodes=3)
-    assert "refreshed" in stream.getvalue()
-    assert "{" not in stream.getvalue()
+    assert "refreshed" in written(stream)
+    assert "{" not in written(stream)
 
 
 @pytest.mark.usefixtures("_restore_logging")
@@ -176,7 +184,7 @@ def test_json_on_a_terminal_on_request() -> None:
     stream = Terminal()
     ops.configure_logging("info", log_format="json", stream=stream)
     structlog.get_logger("ours").info("refreshed")
-    assert json.loads(stream.getvalue())["event"] == "refreshed"
+    assert json.loads(written(stream))["event"] == "refreshed"
 
 
 @pytest.mark.usefixtures("_restore_logging")
@@ -185,11 +193,11 @@ def test_levels_below_the_chosen_one_and_requests_are_not_logged() -> None:
     ops.configure_logging("DEBUG", stream=stream)
     logging.getLogger("aiohttp.access").info("GET /watcher")
     logging.getLogger("kubernetes_asyncio.client.rest").debug("response body: …")
-    assert stream.getvalue() == ""
+    assert written(stream) == ""
     ops.configure_logging("ERROR", stream=stream)
     structlog.get_logger("ours").warning("hm")
     logging.getLogger("theirs").warning("hm")
-    assert stream.getvalue() == ""
+    assert written(stream) == ""
 
 
 @pytest.mark.usefixtures("_restore_logging")
@@ -207,8 +215,55 @@ def test_a_traceback_shows_no_local_variables(log_format: str) -> None:
     except ValueError:
         structlog.get_logger("ours").exception("failed")
         logging.getLogger("theirs").exception("failed")
-    assert stream.getvalue().count("ValueError: 6") == 2
-    assert "s3cret" not in stream.getvalue()
+    assert written(stream).count("ValueError: 6") == 2
+    assert "s3cret" not in written(stream)
+
+
+class Stuck(io.StringIO):
+    """A log that nobody reads, until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked, self.released = threading.Event(), threading.Event()
+
+    def write(self, text: str) -> int:
+        self.is_asked.set()
+        assert self.released.wait(10)
+        return super().write(text)
+
+
+def make_record(text: str) -> logging.LogRecord:
+    return logging.makeLogRecord({"msg": text})
+
+
+def test_a_log_that_nobody_reads_holds_up_nobody() -> None:
+    stream = Stuck()
+    writer = ops.LogWriter(stream, most_lines=2)
+    writer.emit(make_record("first"))
+    assert stream.is_asked.wait(10)
+    for text in ("second", "third", "lost", "lost"):
+        writer.emit(make_record(text))
+    stream.released.set()
+    writer.flush()
+    assert sorted(stream.getvalue().splitlines()) == ["2 records could not be written in time and are lost", "first", "second", "third"]
+
+
+def test_a_log_that_is_closed_ends_nothing() -> None:
+    stream = io.StringIO()
+    stream.close()
+    writer = ops.LogWriter(stream)
+    for text in ("first", "second"):
+        writer.emit(make_record(text))
+        writer.flush()
+    assert writer._lines.empty()
+
+
+def test_all_connections_that_are_allowed_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 20_000))
+    monkeypatch.setattr(resource, "setrlimit", lambda *arguments: asked.append(arguments))
+    ops.allow_connections()
+    assert asked == [(resource.RLIMIT_NOFILE, (20_000, 20_000))]
 
 
 def test_the_loop_is_uvloop_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
