@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 from tests.fakes.extender import Asked, always, make_load, make_manifest, make_node_manifest, make_question, read_scores, serving
 from tests.fakes.peer import Peer
 from tests.fakes.watcher import eventually
+from trimaran_client.explain import Explanation, explain_columns
+from trimaran_client.extender import handlers
 from trimaran_client.extender.handlers import MAX_BODY_BYTES
 from trimaran_client.policies.target_load_packing import TargetLoadPacking
 
@@ -272,6 +276,27 @@ class TestPeople:
         for query, count in (("", 13), ("&nodes=2", 5), ("&nodes=1000", 100)):
             _, body = await asked.get(f"/api/v1/explain?pod=default/web{query}")
             assert (len(body["explanation"]["nodes"]), len(body["candidates"])) == (count, 100)
+
+    async def test_one_answer_to_people_is_made_at_a_time(self, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each thread takes its share of the interpreter from the scheduler, which waited a third of a second beside eight of them."""
+        await asked.prioritize(make_manifest(), LOAD)
+        makers: list[int] = []
+
+        def explain(*arguments: Any, **options: Any) -> Explanation:
+            makers.append(threading.get_ident())
+            return explain_columns(*arguments, **options)
+
+        monkeypatch.setattr(handlers, "explain_columns", explain)
+        paths = ["/api/v1/explain?pod=default/web"] * 8 + ["/api/v1/decisions"] * 2
+        assert [status for status, _ in await asyncio.gather(*map(asked.get, paths))] == [200] * 10
+        assert len(makers) == 8
+        assert len({*makers} - {threading.get_ident()}) == 1
+
+    async def test_many_nodes_that_are_none_are_told_once(self, asked: Asked) -> None:
+        await asked.prioritize(make_manifest(), LOAD)
+        status, body = await asked.get("/api/v1/explain?pod=default/web" + "&node=no&node=none&node=a" * 3)
+        assert (status, body["error"]) == (404, "unknown_node")
+        assert body["message"].startswith("node no, none: ")
 
     async def test_an_older_decision_is_explained_by_what_is_known_now(self, asked: Asked) -> None:
         await asked.prioritize(make_manifest(), LOAD)

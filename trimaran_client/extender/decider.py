@@ -236,8 +236,8 @@ class Decider:
 
     def _remember_all(self, scored: _Scored) -> None:
         pod, choice, scores, snapshot = scored.pod, scored.choice, scored.scores, scored.columns.snapshot
-        # The snapshot's own strings, so that remembered decisions do not each hold theirs.
-        names = pick(snapshot.nodes, scored.rows) if scored.rows else scores.names
+        # Strings that are there already, so that remembered decisions do not each hold theirs.
+        names = pick(snapshot.nodes, scored.rows) if scored.rows else self.log.share(scores.names)
         is_neutral = bool(names) and int(scores.reasons[0]) == Reason.POLICY_FAILED
         best = int(np.argmax(scored.values)) if names else -1
         if is_neutral:
@@ -338,4 +338,5 @@ def _check(scores: Scores, count: int) -> None:
     if scores.values.dtype.kind not in "iu" or scores.reasons.dtype.kind not in "iu":
         raise PolicyAnswerError(f"scores of type {scores.values.dtype} and reasons of type {scores.reasons.dtype}; both are whole numbers")
     if count and not 0 <= int(scores.reasons.min()) <= int(scores.reasons.max()) <= _LAST_REASON:
-        raise PolicyAnswerError(f"reasons from {scores.reasons.min()} to {scores.reasons.max()}; the known ones go from 0 to {_LAST_REASON}")
+        found = f"{scores.reasons.min()} to {scores.reasons.max()}"
+        raise PolicyAnswerError(f"reasons from {found}; the known ones go from 0 to {_LAST_REASON}")

@@ -15,8 +15,12 @@ from trimaran_client.policies.base import NodeColumns, Reason, Scores
 from trimaran_client.resources import Pod
 from trimaran_client.scorer import Scorer
 
-# Columns hold on to snapshots and pods in flight; the last few decisions are those that people ask about.
+# Columns hold on to snapshots and pods in flight; the last few decisions are those that people ask about, and fewer in a great burst: each
+# remembers some 100 bytes of each pod in flight, and the pods of the last twenty minutes are.
 _EXPLAINABLE = 64
+_MOST_EXPLAINABLE_PODS = 500_000
+# Ten times the nodes of the largest clusters, for those that come and go.
+_MOST_SHARED_NAMES = 50_000
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +114,9 @@ class DecisionLog:
     def __init__(self, limit: int) -> None:
         self._decisions: deque[Decision] = deque(maxlen=limit)
         self._explainable: deque[Decision] = deque()
+        self._explainable_pods = 0
         self._latest: dict[str, Decision] = {}
+        self._shared_names: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._decisions)
@@ -128,8 +134,17 @@ class DecisionLog:
         self._decisions.append(decision)
         self._latest[decision.pod.key] = decision
         self._explainable.append(decision)
-        if len(self._explainable) > _EXPLAINABLE:
-            self._explainable.popleft().columns = None
+        self._explainable_pods += _count_pods(decision)
+        while len(self._explainable) > 1 and (len(self._explainable) > _EXPLAINABLE or self._explainable_pods > _MOST_EXPLAINABLE_PODS):
+            oldest = self._explainable.popleft()
+            self._explainable_pods -= _count_pods(oldest)
+            oldest.columns = None
+
+    def share(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Answer the same names as strings that other decisions have too: their own would be ten times as large as all the rest."""
+        if len(self._shared_names) > _MOST_SHARED_NAMES:
+            self._shared_names = {}
+        return tuple(map(self._shared_names.setdefault, names, names))
 
     def note_bound(self, pod: Pod) -> Decision | None:
         """Learn where a pod was bound; answer the decision on it, if this is news."""
@@ -142,6 +157,11 @@ class DecisionLog:
     def find(self, namespace: str, name: str) -> Decision | None:
         """Answer the newest decision on a pod."""
         return next((each for each in self if (each.pod.namespace, each.pod.name) == (namespace, name)), None)
+
+
+def _count_pods(decision: Decision) -> int:
+    pods = None if decision.columns is None else decision.columns.pods
+    return 0 if pods is None else len(pods.in_flight)
 
 
 def view_ranked(scores: Scores) -> list[DecidedNode]:

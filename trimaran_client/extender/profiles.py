@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cachetools import TTLCache
+
 from trimaran_client.errors import PolicyArgumentError
 from trimaran_client.extender.config import ProfileConfig
 from trimaran_client.policies.base import ScoringPolicy
@@ -24,6 +26,7 @@ _DEFAULT_SCHEDULER = "default-scheduler"
 # Anyone who may create pods can ask for new ones.
 _MOST_SCORERS = 256
 _MOST_TOLD = 1000
+_REPEAT_SECONDS = 60.0
 _MOST_SHOWN = 40
 _MOST_KEPT = 200
 # In the order in which they are followed: a target is for the policy that was chosen.
@@ -62,7 +65,7 @@ class Profiles:
         self._policy_names = frozenset(list_policy_names() if any(_POLICY in each.overrides for each in configs) else ())
         # What cannot be made is remembered too, as the reason.
         self._overridden: dict[tuple[str, str, str | None], Scorer | str] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._told: TTLCache[tuple[str, str], bool] = TTLCache(_MOST_TOLD, _REPEAT_SECONDS)
 
     def needs(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Answer the windows and statistics that the policies ask of the load watcher; empty where the usual ones do."""
@@ -81,7 +84,7 @@ class Profiles:
                 scorer = self._override(config, {**followed, key: value})
                 followed[key] = value
             except PolicyArgumentError as error:
-                self._tell(pod, str(error))
+                self._tell(pod, key, str(error))
         return Choice(name, scorer, len(wishes) - len(followed))
 
     def _wish(self, pod: Pod, key: str) -> str | None:
@@ -118,13 +121,11 @@ class Profiles:
             raise PolicyArgumentError(f"{OWN_PREFIX}{_POLICY} is {name[:_MOST_SHOWN]!r}; choose from {choices}")
         return create_policy(name, {}, "default")
 
-    def _tell(self, pod: Pod, problem: str) -> None:
-        """Log a wish that cannot be followed, once for all pods of a namespace."""
-        if (pod.namespace, problem) in self._told:
+    def _tell(self, pod: Pod, key: str, problem: str) -> None:
+        """Log a wish that cannot be followed, for all pods of a namespace once in a while: each pod may wish for something else."""
+        if (pod.namespace, key) in self._told:
             return
-        if len(self._told) >= _MOST_TOLD:
-            self._told.clear()
-        self._told.add((pod.namespace, problem))
+        self._told[pod.namespace, key] = True
         logger.warning("pod %s/%s or its namespace wishes what cannot be, which is ignored: %s", pod.namespace, pod.name, problem)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -18,6 +18,10 @@ MAX_SCORE: Final = 100
 ValueT = TypeVar("ValueT")
 # A scheduler multiplies scores by the weight and by 10, so that 10 is what a user who cannot change weights needs.
 SHORT_SCALE: Final = 10
+# Kubernetes is made for 5,000 nodes. Millions of names fit into a body, would take seconds, and stay remembered.
+MAX_NODES: Final = 100_000
+# What an API server takes as one object is below 3 MiB.
+MAX_POD_BYTES: Final = 4 * 1024 * 1024
 
 
 class ExtenderBodyError(Exception):
@@ -28,13 +32,15 @@ _ABSENT: Final = msgspec.Raw(b"")
 
 
 class _NodeList(msgspec.Struct, frozen=True):
-    items: list[msgspec.Raw] | msgspec.UnsetType | None = msgspec.UNSET
+    items: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_NODES)] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _Args(msgspec.Struct, frozen=True):
     pod: msgspec.Raw = msgspec.field(name="Pod", default=_ABSENT)
     nodes: _NodeList | msgspec.UnsetType | None = msgspec.field(name="Nodes", default=msgspec.UNSET)
-    node_names: list[str] | msgspec.UnsetType | None = msgspec.field(name="NodeNames", default=msgspec.UNSET)
+    node_names: Annotated[list[str], msgspec.Meta(max_length=MAX_NODES)] | msgspec.UnsetType | None = msgspec.field(
+        name="NodeNames", default=msgspec.UNSET
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +87,8 @@ def decode_args(body: bytes) -> ExtenderArgs:
             args = _decoder.decode(_with_canonical_keys(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ExtenderBodyError(f"not what a kube-scheduler sends: {error}") from error
+    if len(bytes(args.pod)) > MAX_POD_BYTES:
+        raise ExtenderBodyError(f"not what a kube-scheduler sends: a pod of {len(bytes(args.pod))} bytes, more than any API server takes")
     pod = bytes(args.pod) or b"null"
     if isinstance(args.node_names, list):
         return ExtenderArgs(pod, tuple(dict.fromkeys(args.node_names)), None)

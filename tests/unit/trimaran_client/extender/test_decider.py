@@ -232,3 +232,12 @@ def test_report_78_opting_in_takes_nothing_but_the_schedulers_name() -> None:
     assert ask(decider, make_manifest(scheduler="")) == {}
     assert ask(decider, make_manifest()) == SCORES
     assert {name: count for name, count in decider.counters.outcomes.items() if count} == {"other_scheduler": 2, "scored": 1}
+
+
+def test_decisions_hold_one_string_of_each_node_that_has_no_metrics_yet() -> None:
+    """One new node among thousands, and each decision had strings of its own: half a megabyte of them."""
+    decider = make_decider({}, make_snapshot(NODES))
+    for name in ("one", "two"):
+        ask(decider, make_manifest(name), ["a", "brand-new"])
+    second, first = decider.log
+    assert all(mine is other for mine, other in zip(first.names, second.names, strict=True))

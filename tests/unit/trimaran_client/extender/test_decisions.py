@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.builders import NOW, make_snapshot
+from trimaran_client.assigned import AssignedPods
 from trimaran_client.extender import decisions as module
 from trimaran_client.extender.decisions import Decision, DecisionLog, view_decision
 from trimaran_client.extender.events import _make_event, tell
@@ -52,6 +53,27 @@ class TestLog:
         for name in "abc":
             log.add(make_decision(name))
         assert [each.columns is not None for each in log] == [True, True, False]
+
+    def test_fewer_keep_it_while_many_pods_are_in_flight(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "_MOST_EXPLAINABLE_PODS", 5)
+        log, pods = DecisionLog(10), AssignedPods()
+        for name in "abcd":
+            log.add(make_decision(name, columns=Scorer(TargetLoadPacking()).columns(SNAPSHOT, now=NOW, pods=pods)))
+            pods.assume(Pod(name, containers=(CORE,)), "best", now=NOW)
+        assert [each.columns is not None for each in log] == [True, True, False, False]  # 3 + 2 pods, and no room for one more
+
+    def test_names_are_one_string_for_all_decisions(self) -> None:
+        log = DecisionLog(10)
+        first, second = (log.share(("".join(["no", "de"]), "other")) for _ in range(2))
+        assert first == ("node", "other")
+        assert first[0] is second[0]
+
+    def test_names_that_are_shared_do_not_fill_the_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "_MOST_SHARED_NAMES", 10)
+        log = DecisionLog(10)
+        for step in range(50):
+            log.share((f"node-{step}",))
+        assert len(log._shared_names) <= 11
 
     def test_finds_the_newest_decision_on_a_pod(self) -> None:
         log = DecisionLog(10)

@@ -101,6 +101,13 @@ def test_a_bad_wish_is_told_once_for_all_pods_of_a_namespace(caplog: pytest.LogC
     assert "choose from LoadVariationRiskBalancing, LowRiskOverCommitment, Peaks, TargetLoadPacking" in told[0]
 
 
+def test_pods_that_each_wish_for_something_else_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    profiles = make_profiles(BOTH)
+    ignored = [choose(profiles, labels={POLICY: f"Nope{step}", TARGET: f"x{step}"}).ignored for step in range(50)]
+    assert ignored == [2] * 50
+    assert len(caplog.records) == 2
+
+
 def test_a_wish_costs_no_look_through_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """That takes milliseconds, and anyone who may create pods can wish."""
     profiles = make_profiles(BOTH)

@@ -4,7 +4,16 @@ import json
 
 import pytest
 
-from trimaran_client.extender.wire import ExtenderArgs, ExtenderBodyError, PriorityEncoder, decode_args, encode_filtered, to_short_scale
+from trimaran_client.extender.wire import (
+    MAX_NODES,
+    MAX_POD_BYTES,
+    ExtenderArgs,
+    ExtenderBodyError,
+    PriorityEncoder,
+    decode_args,
+    encode_filtered,
+    to_short_scale,
+)
 
 NAMES_QUESTION = b'{"Pod":{"spec":{}},"Nodes":null,"NodeNames":["a","b"]}'
 NODES_QUESTION = b'{"Pod":{},"Nodes":{"metadata":{},"items":[{"metadata":{"name":"a"}},{}]},"NodeNames":null}'
@@ -69,6 +78,20 @@ class TestQuestion:
         ids=lambda body: repr(body[:24]),
     )
     def test_what_is_none_is_an_error_of_one_kind(self, body: bytes) -> None:
+        with pytest.raises(ExtenderBodyError, match="not what a kube-scheduler sends"):
+            decode_args(body)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            json.dumps({"Pod": {}, "NodeNames": ["a"] * (MAX_NODES + 1)}).encode(),
+            json.dumps({"Pod": {}, "Nodes": {"items": [0] * (MAX_NODES + 1)}}).encode(),
+            json.dumps({"Pod": "x" * MAX_POD_BYTES, "NodeNames": ["a"]}).encode(),
+        ],
+        ids=["names", "nodes", "pod"],
+    )
+    def test_what_no_cluster_has_is_an_error_too(self, body: bytes) -> None:
+        """It would take seconds, and stay remembered."""
         with pytest.raises(ExtenderBodyError, match="not what a kube-scheduler sends"):
             decode_args(body)
 
