@@ -13,9 +13,9 @@ from load_watcher.publication import Publication
 from load_watcher.server.errors import from_history, no_snapshot, provider_unhealthy, unknown_node, withheld_node
 from load_watcher.server.negotiation import is_held, prefers_gzip
 from load_watcher.server.parameters import parse_operators, parse_window
-from load_watcher.server.ready import ReadyResponse, is_usual
 from load_watcher.snapshot import Encoded, Reply
 from load_watcher.watcher import Watcher
+from trimaran_client.ready import ReadyResponse, is_usual
 
 WATCHER: Final = web.AppKey("watcher", Watcher)
 

@@ -22,6 +22,7 @@ from trimaran_client.extender.decisions import DecisionView, ExplainView, view_d
 from trimaran_client.extender.telemetry import Telemetry
 from trimaran_client.extender.wire import ExtenderBodyError
 from trimaran_client.policies.base import Scores
+from trimaran_client.ready import ReadyResponse, is_usual
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ _WORST_NODES: Final = 3
 _MOST_SHOWN: Final = 100
 _MOST_WARNINGS: Final = 100
 _REPEAT_SECONDS: Final = 60.0
+_JSON: Final = {"Content-Type": "application/json"}
 _OLD_HINT: Final = "the numbers of this decision are gone: it is explained by what is known now, when the pod itself counts where it is"
 
 
@@ -51,17 +53,17 @@ class DecisionsView(msgspec.Struct, frozen=True):
     total: int
 
 
-async def post_prioritize(request: web.Request) -> web.Response:
+async def post_prioritize(request: web.Request) -> web.StreamResponse:
     """Answer the scores of the nodes that were sent."""
     return await _answer(request, "prioritize")
 
 
-async def post_filter(request: web.Request) -> web.Response:
+async def post_filter(request: web.Request) -> web.StreamResponse:
     """Answer the nodes that remain."""
     return await _answer(request, "filter")
 
 
-async def _answer(request: web.Request, verb: str) -> web.Response:
+async def _answer(request: web.Request, verb: str) -> web.StreamResponse:
     body = await request.read()
     started = time.perf_counter()
     decider = request.app[DECIDER]
@@ -71,7 +73,9 @@ async def _answer(request: web.Request, verb: str) -> web.Response:
         _warn(request, f"/{verb}: a body that cannot be read is answered with 400: {error}")
         return web.Response(status=400)
     request.app[TELEMETRY].durations.labels(verb).observe(time.perf_counter() - started)
-    return web.Response(body=answer, content_type="application/json")
+    if is_usual(request):
+        return ReadyResponse(200, _JSON, answer)
+    return web.Response(body=answer, headers=_JSON)
 
 
 async def get_decisions(request: web.Request) -> web.Response:

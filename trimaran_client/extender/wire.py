@@ -70,7 +70,7 @@ class _FilterResult(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(_Args)
 _keys_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder()
-_TAILS: Final = tuple(b"%d}" % score for score in range(MAX_SCORE + 1))
+_TAILS: Final = tuple(b"%d}," % score for score in range(MAX_SCORE + 1))
 _FIELDS: Final = {"pod": "Pod", "nodes": "Nodes", "nodenames": "NodeNames", "items": "items"}
 
 
@@ -135,10 +135,16 @@ class PriorityEncoder:
             nodes: The nodes of a snapshot.
             rows: Where each of *names* stands among them; empty where one does not.
         """
-        if rows and nodes != self._nodes:
-            self._nodes, self._heads = nodes, [_head(name) for name in nodes]
-        heads = pick(self._heads, rows) if rows else [_head(name) for name in names]
-        return b"[%b]" % b",".join(map(operator.add, heads, map(_TAILS.__getitem__, scores)))
+        if rows and nodes is not self._nodes:
+            if nodes != self._nodes:
+                self._heads = [_head(name) for name in nodes]
+            self._nodes = nodes
+        if not names:
+            return b"[]"
+        parts = [b""] * (2 * len(names))
+        parts[::2] = pick(self._heads, rows) if rows else map(_head, names)
+        parts[1::2] = map(_TAILS.__getitem__, scores)
+        return b"[%b]" % b"".join(parts)[:-1]
 
 
 def pick(values: Sequence[ValueT], rows: Sequence[int]) -> tuple[ValueT, ...]:

@@ -88,6 +88,8 @@ def uncovered_shares(nodes: NodeColumns, selection: NodeSelection) -> FloatArray
         return np.empty(0)
     if not nodes.names:
         return np.ones(len(pods.in_flight))
+    if float(pods.started_at.min()) > float(np.fmax.reduce(nodes.sampled_at)):  # in a burst all are newer than any sample
+        return np.ones(len(pods.in_flight))
     candidates = nodes.candidates_of_pods
     # One more at the end, for the index -1 of nodes without the metric.
     lags, spans = np.array([*map(_reach, nodes.snapshot.metrics.key_names), (math.nan, math.nan)]).T

@@ -22,8 +22,8 @@ _STATUS_LINES: Final = {200: "HTTP/1.1 200 OK", 304: "HTTP/1.1 304 Not Modified"
 
 
 def is_usual(request: web.BaseRequest) -> bool:
-    """Tell whether a request is one that :class:`ReadyResponse` can answer: GET over a connection of HTTP/1.1 that stays open."""
-    return request.method == "GET" and request.version == HttpVersion11 and request.keep_alive
+    """Tell whether a request is one that :class:`ReadyResponse` can answer: GET or POST over a connection of HTTP/1.1 that stays open."""
+    return request.method in ("GET", "POST") and request.version == HttpVersion11 and request.keep_alive
 
 
 class ReadyResponse(web.StreamResponse):
