@@ -30,10 +30,8 @@ from load_watcher.samples import Window
 from load_watcher.server.app import create_app
 from load_watcher.settings import BindAddress, Settings, list_variables, load_settings
 from load_watcher.wiring import make_memory, make_watcher
-from trimaran_client.ops import allow_connections, choose_loop, configure_logging
+from trimaran_client.ops import allow_connections, choose_loop, configure_logging, make_runner
 
-# Schedulers ask every 30 s over one connection; closing it in between would cost each of them a new one, and a race with the close.
-_KEEP_ALIVE_SECONDS: Final = 3600
 # Well inside the 30 s after which Kubernetes kills.
 _SHUTDOWN_SECONDS: Final = 10
 _THREADS_SECONDS: Final = 5
@@ -101,11 +99,9 @@ async def _serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     choice = choose_provider(settings)
-    runner = web.AppRunner(
+    runner = make_runner(
         create_app(make_watcher(settings, choice.name, SystemClock())),
-        access_log=None,
-        keepalive_timeout=_KEEP_ALIVE_SECONDS,
-        shutdown_timeout=_SHUTDOWN_SECONDS,
+        shutdown_seconds=_SHUTDOWN_SECONDS,
         handler_cancellation=True,  # a client that waits for a snapshot may go away
     )
     allow_connections()

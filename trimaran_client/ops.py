@@ -34,6 +34,8 @@ _ERROR_NAMES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed",
 # They write one record for each request, with its body, as soon as the root level is debug.
 _CHATTY_LOGGERS = ("aiohttp.access", "kubernetes_asyncio")
 
+# A scheduler closes an idle connection after 90 s, and loses a question on one that was closed under it; others ask every 30 s.
+_KEEP_ALIVE_SECONDS = 3600
 _REPEAT_SECONDS = 10.0
 # At the end of a process; a log that is read takes far less.
 _FLUSH_SECONDS = 2.0
@@ -123,6 +125,28 @@ def _answer_probe(problem: str | None, error: str) -> web.Response:
     if problem is not None:
         return error_response(503, error, problem)
     return web.Response(body=b'{"status":"ok"}', content_type="application/json")
+
+
+def make_runner(app: web.Application, *, shutdown_seconds: float, handler_cancellation: bool = False) -> web.AppRunner:
+    """
+    Make what runs *app*, as both programs do.
+
+    Bodies are taken as they are sent: none of our clients compresses them, and three megabytes may unpack to gigabytes, which would keep
+    the event loop for seconds.
+
+    Args:
+        app: The application.
+        shutdown_seconds: How long answers that are under way may take at the end.
+        handler_cancellation: Whether a handler ends with its connection.
+    """
+    return web.AppRunner(
+        app,
+        access_log=None,
+        keepalive_timeout=_KEEP_ALIVE_SECONDS,
+        shutdown_timeout=shutdown_seconds,
+        handler_cancellation=handler_cancellation,
+        auto_decompress=False,
+    )
 
 
 def add_metrics(app: web.Application, registry: CollectorRegistry) -> None:

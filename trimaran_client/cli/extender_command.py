@@ -13,8 +13,6 @@ import click
 
 from trimaran_client.errors import TrimaranError
 
-# A scheduler closes an idle connection after 90 s; one that we closed first would cost it a failed question.
-_KEEP_ALIVE_SECONDS: Final = 3600
 _SHUTDOWN_SECONDS: Final = 5
 
 logger = logging.getLogger(__name__)
@@ -69,7 +67,7 @@ async def _serve(config: Any) -> None:  # noqa: ANN401 - the configuration's mod
     from aiohttp import web
 
     from trimaran_client.extender.app import create_app, running_extender, settle
-    from trimaran_client.ops import allow_connections
+    from trimaran_client.ops import allow_connections, make_runner
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -77,7 +75,7 @@ async def _serve(config: Any) -> None:  # noqa: ANN401 - the configuration's mod
     allow_connections()
     async with running_extender(config) as running:
         app = create_app(running)
-        runner = web.AppRunner(app, access_log=None, keepalive_timeout=_KEEP_ALIVE_SECONDS, shutdown_timeout=_SHUTDOWN_SECONDS)
+        runner = make_runner(app, shutdown_seconds=_SHUTDOWN_SECONDS)
         await runner.setup()
         try:
             host, port = config.address

@@ -6,12 +6,13 @@ import resource
 import sys
 import threading
 import types
+import zlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 import structlog
-from aiohttp import web
+from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry, Counter
 
@@ -217,6 +218,26 @@ def test_a_traceback_shows_no_local_variables(log_format: str) -> None:
         logging.getLogger("theirs").exception("failed")
     assert written(stream).count("ValueError: 6") == 2
     assert "s3cret" not in written(stream)
+
+
+async def test_a_compressed_body_is_not_unpacked() -> None:
+    """Three megabytes may become gigabytes, and the event loop would do nothing else for seconds."""
+
+    async def answer_size(request: web.Request) -> web.Response:
+        return web.Response(text=str(len(await request.read())))
+
+    app = web.Application()
+    app.router.add_post("/", answer_size)
+    runner = ops.make_runner(app, shutdown_seconds=1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        address = "http://{}:{}/".format(*runner.addresses[0])
+        packed = zlib.compress(b" " * 1_000_000)
+        async with ClientSession() as session, session.post(address, data=packed, headers={"Content-Encoding": "deflate"}) as response:
+            assert await response.text() == str(len(packed))
+    finally:
+        await runner.cleanup()
 
 
 class Stuck(io.StringIO):
