@@ -37,7 +37,7 @@ from trimaran_client.ops import allow_connections, choose_loop, configure_loggin
 _SHUTDOWN_SECONDS: Final = 10
 _THREADS_SECONDS: Final = 5
 _HELP_WIDTH: Final = 110
-# How long an answer waits for the interpreter while threads digest a refresh, each time that it needs it; by default 5 ms, and p99 shows it.
+# How long an answer waits for the interpreter, each time, while a thread digests a refresh; by default 5 ms, and p99 shows it.
 _SWITCH_SECONDS: Final = 0.0005
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
@@ -108,9 +108,13 @@ async def _serve(settings: Settings) -> None:
         handler_cancellation=True,  # a client that waits for a snapshot may go away
     )
     allow_connections()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         await runner.setup()
         await _listen(runner, settings.bind)
+        # What was imported stays: collections, during which nothing else runs, need not look at it again.
+        gc.collect()
+        gc.freeze()
         url = _make_url(runner.addresses[0])
         _log.info("listening", url=url, provider=choice.name, reason=choice.reason, version=load_watcher.__version__)
         _log.info("try it", command=f"curl -s {url}/watcher")
