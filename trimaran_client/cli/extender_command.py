@@ -23,7 +23,7 @@ class ListenError(TrimaranError):
 
 
 @click.command()
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="The configuration, YAML; docs/scheduler.md describes it.")
+@click.option("--config", "config_file", type=click.Path(path_type=Path), help="The configuration, YAML; docs/extender.md describes it.")
 @click.option("--watcher", metavar="URL", help="The load watcher's address.  [default: http://127.0.0.1:2020]")
 @click.option("--bind", metavar="HOST:PORT", help="Where to listen.  [default: 127.0.0.1:8888]")
 @click.option("--no-cluster", is_flag=True, help="Do not watch nodes and pods: capacities come from the load watcher, for a first try.")

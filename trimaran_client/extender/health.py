@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -64,6 +65,8 @@ class Health:
         if failure is not None:
             return f"the load watcher gives no news{cause}"
         age_seconds = self._load.age_seconds(self._clock())
+        if math.isinf(age_seconds):
+            return "the load watcher knows nodes, and has no metrics of any: its /api/v1/status tells why"
         if age_seconds > _STALE_SECONDS:
             return f"the load watcher's newest metrics are {age_seconds:.0f} s old: its source gives no news"
         return ""

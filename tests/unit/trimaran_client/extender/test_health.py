@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +59,11 @@ def test_what_is_missing(load: dict[str, Any], cluster: dict[str, Any], problem:
 def test_old_metrics_are_told_and_stand_in_nobodys_way(age_seconds: float, *, is_told: bool) -> None:
     health = make_health(now=NOW + age_seconds)
     assert (bool(health.problem()), health.obstacle()) == (is_told, None)
+
+
+def test_nodes_without_any_metrics_have_no_age_that_could_be_told() -> None:
+    health = make_health(make_load(age_seconds=lambda _: math.inf))
+    assert health.problem() == "the load watcher knows nodes, and has no metrics of any: its /api/v1/status tells why"
 
 
 def test_everything_that_is_missing_is_told_at_once() -> None:
