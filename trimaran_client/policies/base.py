@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
@@ -86,42 +86,60 @@ class Scores:
 
 
 class ResourceColumns:
-    """One resource of the candidates, in its base unit (millicores, else whole units); columns have the shape (nodes,)."""
+    """
+    One resource of the candidates, in its base unit (millicores, else whole units); columns have the shape (nodes,).
 
-    def __init__(self, nodes: NodeColumns, name: str) -> None:
+    What was computed is kept in *known*, which belongs to the nodes: kept here, the two would hold each other, and what a decision was made
+    from would stay until the collector of cycles comes by.
+    """
+
+    __slots__ = ("_known", "_name", "_nodes")
+
+    def __init__(self, nodes: NodeColumns, name: str, known: dict[tuple[str, str], FloatArray]) -> None:
         self._nodes = nodes
         self._name = name
+        self._known = known
 
-    @cached_property
+    @property
     def capacity(self) -> FloatArray:
         """Answer what the node has; NaN = unknown."""
-        return self._nodes.amount(self._name, 0)
+        return self._find("capacity", lambda: self._nodes.amount(self._name, 0))
 
-    @cached_property
+    @property
     def allocatable(self) -> FloatArray:
         """Answer what it offers to pods; NaN = unknown."""
-        return self._nodes.amount(self._name, 1)
+        return self._find("allocatable", lambda: self._nodes.amount(self._name, 1))
 
-    @cached_property
+    @property
     def requested(self) -> FloatArray:
         """Answer what the pods on it request; NaN = its pods are not known."""
-        return self._nodes.total(self._name, 0)
+        return self._find("requested", lambda: self._nodes.total(self._name, 0))
 
-    @cached_property
+    @property
     def limited(self) -> FloatArray:
         """Answer the sum of their limits, each raised to at least the request; NaN = its pods are not known."""
-        return self._nodes.total(self._name, 1)
+        return self._find("limited", lambda: self._nodes.total(self._name, 1))
 
-    @cached_property
+    @property
     def offered(self) -> FloatArray:
         """Answer allocatable, else capacity, where it is above 0; NaN elsewhere."""
+        return self._find("offered", self._find_offered)
+
+    @property
+    def offered_upstream(self) -> FloatArray:
+        """Answer allocatable as the Go plugins read it: 0 where it is unknown."""
+        return self._find("offered_upstream", lambda: np.where(np.isnan(self.allocatable), 0.0, self.allocatable))
+
+    def _find_offered(self) -> FloatArray:
         amounts = np.where(np.isnan(self.allocatable), self.capacity, self.allocatable)
         return np.where(amounts > 0, amounts, math.nan)
 
-    @cached_property
-    def offered_upstream(self) -> FloatArray:
-        """Answer allocatable as the Go plugins read it: 0 where it is unknown."""
-        return np.where(np.isnan(self.allocatable), 0.0, self.allocatable)
+    def _find(self, column: str, compute: Callable[[], FloatArray]) -> FloatArray:
+        key = (self._name, column)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = compute()
+        return known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,10 +222,7 @@ class NodeColumns:
 
     def resource(self, name: str) -> ResourceColumns:
         """Answer what the candidates have of a resource and what their pods hold of it, base units (millicores, else whole units)."""
-        known = self._resources.get(name)
-        if known is None:
-            known = self._resources[name] = ResourceColumns(self, name)
-        return known
+        return ResourceColumns(self, name, self._columns)
 
     @cached_property
     def candidates_of_pods(self) -> IntArray:
@@ -244,7 +259,7 @@ class NodeColumns:
         return np.where(self.pod_rows >= 0, take_rows(totals[column], self.pod_rows), 0.0)
 
     @cached_property
-    def _resources(self) -> dict[str, ResourceColumns]:
+    def _columns(self) -> dict[tuple[str, str], FloatArray]:
         return {}
 
     def _take(self, column: FloatArray) -> FloatArray:
