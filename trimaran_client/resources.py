@@ -23,6 +23,8 @@ MEMORY: Final = "memory"
 _TERMINAL_PHASES = ("Succeeded", "Failed")
 # What users tell us of a pod or a namespace, in labels and annotations.
 OWN_PREFIX: Final = "trimaran.io/"
+_MOST_ENTRIES: Final = 16
+_LONGEST_ENTRY: Final = 256
 
 Amounts = Mapping[str, Quantity]
 
@@ -263,10 +265,19 @@ def is_terminal_phase(phase: object) -> bool:
 
 
 def own_entries(value: object) -> dict[str, str]:
-    """Take out the labels or annotations that are ours; whatever else is there, or is no text, is left."""
+    """
+    Take out the labels or annotations that are ours; whatever else is there, or is no text, is left.
+
+    Whoever may create pods may write a quarter of a megabyte into each one's annotations: long values, and more than a few, are left too.
+    """
     if not isinstance(value, Mapping):
         return {}
-    return {key: entry for key, entry in value.items() if isinstance(key, str) and key.startswith(OWN_PREFIX) and isinstance(entry, str)}
+    found = {
+        key: entry
+        for key, entry in value.items()
+        if isinstance(key, str) and key.startswith(OWN_PREFIX) and isinstance(entry, str) and len(entry) <= _LONGEST_ENTRY
+    }
+    return found if len(found) <= _MOST_ENTRIES else {key: found[key] for key in sorted(found)[:_MOST_ENTRIES]}
 
 
 def _is_daemon(owners: object) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 
 import trimaran_client
 
@@ -121,3 +122,11 @@ def test_every_difference_from_upstream_that_is_tested_stands_in_the_documentati
     section = (ROOT / "docs/policies.md").read_text().split("## Where the default preset differs")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| case")]
     assert len(rows) >= len(tests) > 0
+
+
+def test_report_75_alert_rules_name_metrics_that_are_there() -> None:
+    rules = [rule for group in yaml.safe_load((ROOT / "docs/examples/alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+    named = {name for rule in rules for name in re.findall(r"\b(?:trimaran_extender|load_watcher)_\w+", rule["expr"])}
+    documented = (ROOT / "docs/extender.md").read_text() + (ROOT / "docs/operations.md").read_text()
+    assert len(named) == len(rules) > 0
+    assert sorted(name for name in named if name not in documented) == []

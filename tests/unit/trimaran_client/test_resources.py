@@ -7,7 +7,7 @@ import pytest
 
 from tests.builders import NOW, make_snapshot
 from trimaran_client.errors import ManifestError
-from trimaran_client.resources import CPU, MEMORY, Node, Pod, manifest_items
+from trimaran_client.resources import CPU, MEMORY, Node, Pod, manifest_items, own_entries
 from trimaran_client.scorer import build_columns
 from trimaran_client.units import ZERO
 
@@ -130,3 +130,10 @@ def test_lists_as_kubectl_prints_them(document: object, count: int) -> None:
 def test_a_document_of_another_form_is_an_error(document: object) -> None:
     with pytest.raises(ManifestError, match="a manifest is a mapping or a list"):
         manifest_items(document)
+
+
+def test_of_our_annotations_long_ones_and_more_than_a_few_are_left() -> None:
+    long = {"trimaran.io/policy": "x" * 257, "trimaran.io/hold-seconds": "30", "other/key": "y"}
+    assert own_entries(long) == {"trimaran.io/hold-seconds": "30"}
+    many = {f"trimaran.io/{index:03}": "v" for index in range(100)}
+    assert list(own_entries(many)) == [f"trimaran.io/{index:03}" for index in range(16)]
