@@ -37,8 +37,11 @@ def read(path: Path) -> Manifest:
     return document
 
 
+ALERTS = "alerts.yaml"  # rules of Prometheus
+
+
 def manifest_files() -> list[Path]:
-    return [path for path in sorted((*K8S.rglob("*.yaml"), *(ROOT / "docs").rglob("*.yaml"))) if path.name != OUR_CONFIG]
+    return [path for path in sorted((*K8S.rglob("*.yaml"), *(ROOT / "docs").rglob("*.yaml"))) if path.name not in (OUR_CONFIG, ALERTS)]
 
 
 def deployments() -> dict[str, Manifest]:
