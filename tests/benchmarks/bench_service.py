@@ -278,7 +278,16 @@ async def measure_growth(bench: Bench) -> list[Row]:
     bench.readings["growth"] = figures
     small, large = figures
     what = f"growth {len(bench.nodes)} → {GROWTH * len(bench.nodes)} nodes (recording)"
-    return [at_most(f"{what}: {name}", large[name] / small[name], GROWTH_LIMIT, unit=" times") for name in small]
+    return [
+        at_most(
+            f"{what}: {name}",
+            large[name] / small[name],
+            GROWTH_LIMIT,
+            unit=" times",
+            context=_bytes(small[name]) + " at first" if name == "memory" else f"{1000 * small[name]:.3g} ms at first",
+        )
+        for name in small
+    ]
 
 
 async def run(bench: Bench, sizes: tuple[int, ...]) -> list[Row]:
