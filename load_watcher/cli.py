@@ -31,7 +31,7 @@ from load_watcher.samples import Window
 from load_watcher.server.app import create_app
 from load_watcher.settings import BindAddress, Settings, list_variables, load_settings
 from load_watcher.wiring import make_memory, make_watcher
-from trimaran_client.ops import allow_connections, choose_loop, configure_logging, make_runner
+from trimaran_client.ops import BACKLOG, allow_connections, choose_loop, configure_logging, make_runner
 
 # Well inside the 30 s after which Kubernetes kills.
 _SHUTDOWN_SECONDS: Final = 10
@@ -130,7 +130,7 @@ async def _serve(settings: Settings) -> None:
 
 async def _listen(runner: web.AppRunner, bind: BindAddress) -> None:
     try:
-        await web.TCPSite(runner, bind.host or None, bind.port).start()
+        await web.TCPSite(runner, bind.host or None, bind.port, backlog=BACKLOG).start()
     except OSError as error:
         host = f"[{bind.host}]" if ":" in bind.host else bind.host
         # asyncio wraps the words of the system in its own; a name that does not resolve has words, but no number of the system.

@@ -30,6 +30,8 @@ from prometheus_client.exposition import choose_encoder
 Probe = Callable[[], str | None]
 """Answers ``None`` when all is well, else a sentence that says what is wrong and what to do."""
 
+# Connections that wait to be taken, as many as the system allows (net.core.somaxconn): a lost one is tried again only after a second.
+BACKLOG = 4096
 _ERROR_NAMES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 # They write one record for each request, with its body, as soon as the root level is debug.
 _CHATTY_LOGGERS = ("aiohttp.access", "kubernetes_asyncio")

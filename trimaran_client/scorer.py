@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
@@ -125,7 +124,7 @@ class Scorer:
 
     def _note_failure(self, pod: Pod, error: Exception) -> None:
         self.failures += 1
-        if reprlib.repr(error) != reprlib.repr(self.last_error):  # a repr of its own that raises is survived
+        if type(error) is not type(self.last_error):  # its words may name the pod, and a traceback for each pod helps nobody
             told = "policy %s failed on pod %s/%s; every node gets the neutral score"
             logger.error(told, self.policy.name, pod.namespace, pod.name, exc_info=error)
         self.last_error = error

@@ -67,7 +67,7 @@ async def _serve(config: Any) -> None:  # noqa: ANN401 - the configuration's mod
     from aiohttp import web
 
     from trimaran_client.extender.app import create_app, running_extender, settle
-    from trimaran_client.ops import allow_connections, make_runner
+    from trimaran_client.ops import BACKLOG, allow_connections, make_runner
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -80,7 +80,7 @@ async def _serve(config: Any) -> None:  # noqa: ANN401 - the configuration's mod
         try:
             host, port = config.address
             try:
-                await web.TCPSite(runner, host or None, port).start()
+                await web.TCPSite(runner, host or None, port, backlog=BACKLOG).start()
             except OSError as error:
                 # Of a number the plain reason, since the loops word it differently; a name that is not found has none of the system's.
                 reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror

@@ -46,7 +46,7 @@ def test_report_53_an_unknown_name_lists_the_known_ones_and_the_nearest() -> Non
         create_provider("Locl", Settings())
 
 
-def test_a_package_can_bring_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_83_a_package_can_bring_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, "Toy", f"{__name__}:make_toy")
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
     assert "Toy" in list_provider_names()
