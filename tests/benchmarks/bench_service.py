@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -112,39 +112,69 @@ async def measure_requests(bench: Bench, services: Mapping[str, Program], peer: 
     questions = list_questions(bench, tag)
     replies = {each.name: await asyncio.to_thread(fetch_raw, first.port, each.path, each.headers) for each in questions}
     peer_bytes = len(await asyncio.to_thread(fetch_raw, peer.port, "/watcher", {}))
-    rates: dict[str, dict[str, list[float]]] = {each.name: {} for each in questions}
+    readings: dict[str, dict[str, Readings]] = {each.name: {} for each in questions}
     async with AsyncExitStack() as stack:
         bare = {loop: await stack.enter_async_context(running_bare(bench.folder, replies, loop=loop)) for loop in services}
         for repeat in range(bench.length.repeats):
             say(f"requests, {len(bench.nodes)} nodes, repeat {repeat + 1} of {bench.length.repeats}")
             for question in questions:
-                places = {f"{loop}": service.port for loop, service in services.items()}
-                places |= {f"bare {loop}": ports[question.name] for loop, ports in bare.items()}
+                programs = dict(services) | {f"bare {loop}": programs[question.name] for loop, programs in bare.items()}
                 if question.than == question.name:
-                    places["peer"] = peer.port
-                for name, port in places.items():
+                    programs["peer"] = peer
+                for name, program in programs.items():
                     headers = dict(question.headers)
-                    if question.name == "If-None-Match" and name in services:
-                        headers[TAG] = parse_header(await asyncio.to_thread(fetch_raw, port, "/watcher", {}), "ETag")
-                    rate = await measure_rate(f"http://127.0.0.1:{port}{question.path}", headers, seconds=bench.length.seconds)
-                    rates[question.name].setdefault(name, []).append(rate)
-    bench.readings[f"requests per second, {len(bench.nodes)} nodes"] = rates
+                    if TAG in headers and name in services:  # each has its own, and a new one after a refresh
+                        headers[TAG] = parse_header(await asyncio.to_thread(fetch_raw, program.port, "/watcher", {}), "ETag")
+                    readings[question.name].setdefault(name, Readings()).add(
+                        *await measure_cost(program, question.path, headers, seconds=bench.length.seconds)
+                    )
+    bench.readings[f"requests, {len(bench.nodes)} nodes"] = {
+        question: {name: asdict(each) for name, each in found.items()} for question, found in readings.items()
+    }
     bench.readings[f"bytes, {len(bench.nodes)} nodes"] = {name: len(reply) for name, reply in replies.items()} | {"peer": peer_bytes}
     rows = []
     for question in questions:
         size = len(replies[question.name])
-        base = rates[question.than]["peer"]
+        base = readings[question.than]["peer"].rates
         for loop in services:
-            ours, of_bare = rates[question.name][loop], rates[question.name][f"bare {loop}"]
+            ours, of_bare = readings[question.name][loop], readings[question.name][f"bare {loop}"]
             label = f"GET {question.name}, {loop}"
-            times = _ratio(ours, base)
-            context = f"{median(ours):.0f}/s of {_bytes(size)}; peer {median(base):.0f}/s" + (
+            times = _ratio(ours.rates, base)
+            context = f"{median(ours.rates):.0f}/s of {_bytes(size)}; peer {median(base):.0f}/s" + (
                 f" of {_bytes(peer_bytes)}: {times * size / peer_bytes:.1f} times its bytes" if question.name == "identity" else ""
             )
             rows.append(at_least(f"{label}, against the peer", times, question.times, unit=" times", context=context))
-            share = 100 * _ratio(ours, of_bare)
-            rows.append(at_least(f"{label}, share of a bare loop", share, 80, unit=" %", context=f"bare {median(of_bare):.0f}/s"))
+            context = (
+                f"bare {median(of_bare.rates):.0f}/s; CPU of a request {_micros(ours)}, bare {_micros(of_bare)}: "
+                f"{100 * _ratio(of_bare.cpu_seconds, ours.cpu_seconds):.0f} %"
+            )
+            share = 100 * _ratio(ours.rates, of_bare.rates)
+            rows.append(at_least(f"{label}, share of a bare loop", share, 80, unit=" %", context=context))
     return rows
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Of each repeat the requests a second, and the CPU seconds of one."""
+
+    rates: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+
+    def add(self, rate: float, cpu_seconds: float) -> None:
+        """Take those of one repeat."""
+        self.rates.append(rate)
+        self.cpu_seconds.append(cpu_seconds)
+
+
+async def measure_cost(program: Program, path: str, headers: Mapping[str, str], *, seconds: int) -> tuple[float, float]:
+    """Answer how many requests a second a program answers, and the CPU seconds that one costs it."""
+    before = program.cpu_seconds()
+    rate = await measure_rate(f"http://127.0.0.1:{program.port}{path}", headers, seconds=seconds)
+    return rate, (program.cpu_seconds() - before) / (rate * seconds)
+
+
+def _micros(readings: Readings) -> str:
+    return f"{1e6 * median(readings.cpu_seconds):.0f} µs"
 
 
 def _ratio(values: list[float], base: list[float]) -> float:

@@ -144,8 +144,8 @@ def build_go_peer() -> Path:
 
 
 @asynccontextmanager
-async def running_bare(folder: Path, replies: Mapping[str, bytes], *, loop: str) -> AsyncIterator[dict[str, int]]:
-    """Run a bare loop that sends these replies, and answer the port of each."""
+async def running_bare(folder: Path, replies: Mapping[str, bytes], *, loop: str) -> AsyncIterator[dict[str, Program]]:
+    """Run a bare loop that sends these replies; gives for each the process with the port."""
     ports = choose_free_ports(len(replies))
     places = []
     for port, (name, reply) in zip(ports, replies.items(), strict=True):
@@ -156,7 +156,7 @@ async def running_bare(folder: Path, replies: Mapping[str, bytes], *, loop: str)
     async with running_process(f"bare-{loop}", command, folder=folder, settings={"PYTHONPATH": str(ROOT)}) as process:
         for port in ports:
             await _wait_answer(port, process)
-        yield dict(zip(replies, ports, strict=True))
+        yield {name: Program(port, process) for name, port in zip(replies, ports, strict=True)}
 
 
 async def _wait_answer(port: int, process: ManagedProcess) -> None:
