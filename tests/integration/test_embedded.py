@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import gc
 import json
 import os
 import threading
@@ -130,5 +131,10 @@ def test_one_event_loop_after_the_other(recording: Path) -> None:
         async with load_watcher.embedded(replay(recording)) as source:
             return (await next_of(source)).nodes
 
+    before = set(threading.enumerate())
     assert [asyncio.run(use()) for _ in range(2)] == [("n1", "n2")] * 2
-    assert threading.active_count() < 20
+    gc.collect()
+    left = set(threading.enumerate()) - before
+    for thread in left:
+        thread.join(10)
+    assert [thread.name for thread in left if thread.is_alive()] == []
