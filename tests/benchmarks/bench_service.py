@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import sys
 import tempfile
 import time
@@ -53,6 +54,11 @@ GROWTH: Final = 10
 GROWTH_LIMIT: Final = 11.0
 LATENCIES_PER_SECOND: Final = 100.0
 CALM_REFRESHES: Final = 5  # the first ones find expressions and fill arrays
+NEEDED: Final = {
+    "go": "install it (https://go.dev/doc/install) to build the peer",
+    "prometheus": "apt-get install --no-install-recommends prometheus",
+    "wrk": "apt-get install --no-install-recommends wrk",
+}
 WINDOWS: Final = ("15m", "10m", "5m")
 TAG: Final = "If-None-Match"
 GZIP: Final = {"Accept-Encoding": "gzip"}
@@ -365,6 +371,10 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--output", type=Path, help="write rows, machine and single readings as JSON")
     arguments = parser.parse_args()
+    for program, remedy in NEEDED.items():
+        if shutil.which(program) is None:
+            say(f"{program} is missing; {remedy}")
+            return 1
     machine = describe_machine()
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), name_nodes(arguments.nodes), LONG if arguments.long else SHORT)
