@@ -41,7 +41,8 @@ format: $(STAMP) ## rewrite the sources in the project's style
 e2e: $(STAMP) ## only the tests against the real control plane
 	$(BIN)/python -m pytest tests/e2e
 
-bench: $(STAMP) ## measure everything, about fifteen minutes; docs/performance.md holds the last tables
+bench: $(STAMP) ## measure everything, about twenty minutes (wrk and Prometheus must be there); docs/performance.md holds the last tables
+	$(BIN)/python -m tests.benchmarks.bench_service
 	$(BIN)/python -m tests.benchmarks.bench_scoring
 	$(BIN)/python -m tests.benchmarks.bench_extender
 	$(BIN)/python -m tests.benchmarks.bench_pod_watch --pods 20000
