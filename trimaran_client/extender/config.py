@@ -191,6 +191,21 @@ def _number_problems(numbers: Iterable[tuple[str, float]]) -> list[str]:
     return [f"{name} is {value!r}; give a finite number of at least 0" for name, value in numbers if not 0 <= value < float("inf")]
 
 
+def read_yaml(path: Path) -> object:
+    """
+    Read plain data from a YAML file.
+
+    Raises:
+        ExtenderConfigError: If it cannot be read, or is not YAML; the message names the file.
+    """
+    try:
+        return yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise ExtenderConfigError(f"{path}: {error.strerror}; check the path and who may read it") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ExtenderConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+
+
 def load_config(path: Path) -> ExtenderConfig:
     """
     Read the configuration from a file.
@@ -198,12 +213,7 @@ def load_config(path: Path) -> ExtenderConfig:
     Raises:
         ExtenderConfigError: If it cannot be read; the message has a line for every problem, with the file.
     """
-    try:
-        document = yaml.safe_load(path.read_bytes())
-    except OSError as error:
-        raise ExtenderConfigError(f"{path}: {error.strerror}; check the path and who may read it") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ExtenderConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    document = read_yaml(path)
     try:
         return parse_config({} if document is None else document)
     except ExtenderConfigError as error:

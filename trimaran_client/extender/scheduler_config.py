@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-import yaml
-
 from trimaran_client.errors import ExtenderConfigError
-from trimaran_client.extender.config import ExtenderConfig
+from trimaran_client.extender.config import ExtenderConfig, read_yaml
 
 _API_VERSION: Final = "kubescheduler.config.k8s.io/v1"
 _KIND: Final = "KubeSchedulerConfiguration"
@@ -65,12 +63,7 @@ def load_scheduler_config(path: Path) -> Mapping[str, object]:
     Raises:
         ExtenderConfigError: If the file is none.
     """
-    try:
-        document = yaml.safe_load(path.read_bytes())
-    except OSError as error:
-        raise ExtenderConfigError(f"{path}: {error.strerror}; check the path and who may read it") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ExtenderConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    document = read_yaml(path)
     if not isinstance(document, Mapping) or document.get("kind") != _KIND:
         raise ExtenderConfigError(f"{path}: not of the kind {_KIND}; give the file that kube-scheduler gets by --config")
     return document
