@@ -19,7 +19,7 @@ _DURATION_BUCKETS: Final = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05
 _PREFIX: Final = "trimaran_extender"
 
 
-class Telemetry:
+class Telemetry(Collector):
     """
     Show what the extender does.
 
@@ -46,6 +46,13 @@ class Telemetry:
         is_degraded: Callable[[], bool],
         version: str,
     ) -> None:
+        self._counters = counters
+        self._load = load
+        self._pods = pods
+        self._watch_silent_seconds = watch_silent_seconds
+        self._event_outcomes = event_outcomes
+        self._clock = clock
+        self._is_degraded = is_degraded
         self.registry = CollectorRegistry()
         self.durations = Histogram(
             f"{_PREFIX}_request_duration_seconds",
@@ -56,28 +63,8 @@ class Telemetry:
         )
         build = Gauge(f"{_PREFIX}_build_info", "Version of the extender; always 1.", ["version", "python"], registry=self.registry)
         build.labels(version, platform.python_version()).set(1)
-        self.registry.register(_StateCollector(counters, load, pods, watch_silent_seconds, event_outcomes, clock, is_degraded))
+        self.registry.register(self)
         ProcessCollector(registry=self.registry)
-
-
-class _StateCollector(Collector):
-    def __init__(
-        self,
-        counters: Counters,
-        load: SnapshotSource,
-        pods: AssignedPods,
-        watch_silent_seconds: Callable[[], float],
-        event_outcomes: Mapping[str, int],
-        clock: Callable[[], float],
-        is_degraded: Callable[[], bool],
-    ) -> None:
-        self._counters = counters
-        self._load = load
-        self._pods = pods
-        self._watch_silent_seconds = watch_silent_seconds
-        self._event_outcomes = event_outcomes
-        self._clock = clock
-        self._is_degraded = is_degraded
 
     def collect(self) -> Iterator[Metric]:
         """Make the series of one scrape."""
