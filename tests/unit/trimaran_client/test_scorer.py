@@ -10,7 +10,18 @@ from dataclasses import replace
 import pytest
 
 from tests.builders import NOW, make_node, make_pod, make_snapshot
-from trimaran_client import AssignedPods, LoadSnapshot, Node, Pod, Reason, Scorer, TargetLoadPacking, TargetLoadPackingArgs
+from trimaran_client import (
+    AssignedPods,
+    LoadSnapshot,
+    Node,
+    NodeColumns,
+    Pod,
+    Reason,
+    Scorer,
+    Scores,
+    TargetLoadPacking,
+    TargetLoadPackingArgs,
+)
 from trimaran_client.capacities import NodeCapacities
 from trimaran_client.prediction import GuardedEstimator, UsagePrediction
 from trimaran_client.resources import CPU, MEMORY, Container
@@ -138,3 +149,17 @@ def test_what_a_score_was_made_from_goes_without_the_collector_of_cycles() -> No
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_a_failure_of_one_kind_is_logged_once_and_counted_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    """The words of an error often name the pod; a traceback for each pod of a burst would drown everything else."""
+
+    class Failing(TargetLoadPacking):
+        def score_nodes(self, pod: Pod, nodes: NodeColumns) -> Scores:
+            raise KeyError(pod.uid)
+
+    scorer = Scorer(Failing())
+    for _ in range(5):
+        scorer.score_nodes(make_pod(), make_snapshot({"n1": 10}), now=NOW)
+    assert scorer.failures == 5
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
