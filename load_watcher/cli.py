@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import errno
-import gc
 import os
 import signal
 import sys
@@ -31,14 +29,12 @@ from load_watcher.samples import Window
 from load_watcher.server.app import create_app
 from load_watcher.settings import BindAddress, Settings, list_variables, load_settings
 from load_watcher.wiring import make_memory, make_watcher
-from trimaran_client.ops import BACKLOG, allow_connections, choose_loop, configure_logging, make_runner
+from trimaran_client.ops import BACKLOG, allow_connections, choose_loop, configure_logging, explain_os_error, make_runner, settle
 
 # Well inside the 30 s after which Kubernetes kills.
 _SHUTDOWN_SECONDS: Final = 10
 _THREADS_SECONDS: Final = 5
 _HELP_WIDTH: Final = 110
-# How long an answer waits for the interpreter, each time, while a thread digests a refresh; by default 5 ms, and p99 shows it.
-_SWITCH_SECONDS: Final = 0.0005
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
@@ -108,13 +104,10 @@ async def _serve(settings: Settings) -> None:
         handler_cancellation=True,  # a client that waits for a snapshot may go away
     )
     allow_connections()
-    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         await runner.setup()
         await _listen(runner, settings.bind)
-        # What was imported stays: collections, during which nothing else runs, need not look at it again.
-        gc.collect()
-        gc.freeze()
+        settle()
         url = _make_url(runner.addresses[0])
         _log.info("listening", url=url, provider=choice.name, reason=choice.reason, version=load_watcher.__version__)
         _log.info("try it", command=f"curl -s {url}/watcher")
@@ -133,12 +126,8 @@ async def _listen(runner: web.AppRunner, bind: BindAddress) -> None:
         await web.TCPSite(runner, bind.host or None, bind.port, backlog=BACKLOG).start()
     except OSError as error:
         host = f"[{bind.host}]" if ":" in bind.host else bind.host
-        # asyncio wraps the words of the system in its own; a name that does not resolve has words, but no number of the system.
-        number = error.errno or 0
-        reason = os.strerror(number) if number in errno.errorcode else error.strerror
-        raise _ListenError(
-            f"cannot listen on {host}:{bind.port}: {reason}; stop what uses it, or set LOAD_WATCHER_BIND to another address"
-        ) from error
+        remedy = "stop what uses it, or set LOAD_WATCHER_BIND to another address"
+        raise _ListenError(f"cannot listen on {host}:{bind.port}: {explain_os_error(error)}; {remedy}") from error
 
 
 def _make_url(address: tuple[str, int] | Sequence[object]) -> str:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import gc
 import importlib
 import io
 import logging
+import os
 import queue
 import resource
 import sys
@@ -39,6 +42,8 @@ _CHATTY_LOGGERS = ("aiohttp.access", "kubernetes_asyncio")
 # A scheduler closes an idle connection after 90 s, and loses a question on one that was closed under it; others ask every 30 s.
 _KEEP_ALIVE_SECONDS = 3600
 _REPEAT_SECONDS = 10.0
+# How long an answer waits for the interpreter, each time, while a thread works beside the loop; by default 5 ms, and p99 shows it.
+_SWITCH_SECONDS = 0.0005
 # At the end of a process; a log that is read takes far less.
 _FLUSH_SECONDS = 2.0
 
@@ -127,6 +132,28 @@ def _answer_probe(problem: str | None, error: str) -> web.Response:
     if problem is not None:
         return error_response(503, error, problem)
     return web.Response(body=b'{"status":"ok"}', content_type="application/json")
+
+
+def settle() -> None:
+    """
+    Keep from pausing the process, for its whole life.
+
+    The collector of garbage no longer goes through what stays for good: modules and wiring, some 100,000 objects. And a thread that works
+    beside the loop gives way to it within a tenth of the usual time.
+    """
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+
+
+def explain_os_error(error: OSError) -> str:
+    """
+    Answer the system's own words for an error, since event loops word it differently.
+
+    A name that does not resolve has words, but no number of the system.
+    """
+    number = error.errno or 0
+    return os.strerror(number) if number in errno.errorcode else str(error.strerror)
 
 
 def make_runner(app: web.Application, *, shutdown_seconds: float, handler_cancellation: bool = False) -> web.AppRunner:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 from pathlib import Path
 from typing import Any, Final
@@ -66,8 +65,8 @@ def extender(
 async def _serve(config: Any) -> None:  # noqa: ANN401 - the configuration's module is imported on use only
     from aiohttp import web
 
-    from trimaran_client.extender.app import create_app, running_extender, settle
-    from trimaran_client.ops import BACKLOG, allow_connections, make_runner
+    from trimaran_client.extender.app import create_app, running_extender
+    from trimaran_client.ops import BACKLOG, allow_connections, explain_os_error, make_runner, settle
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -82,9 +81,7 @@ async def _serve(config: Any) -> None:  # noqa: ANN401 - the configuration's mod
             try:
                 await web.TCPSite(runner, host or None, port, backlog=BACKLOG).start()
             except OSError as error:
-                # Of a number the plain reason, since the loops word it differently; a name that is not found has none of the system's.
-                reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-                raise ListenError(f"cannot listen on {config.bind}: {reason}; give another --bind") from error
+                raise ListenError(f"cannot listen on {config.bind}: {explain_os_error(error)}; give another --bind") from error
             logger.info("listening on %s:%s; load from %s", *runner.addresses[0][:2], config.watcher)
             settle()
             await stop.wait()

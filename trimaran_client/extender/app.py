@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
 
 from aiohttp import web
 
@@ -44,8 +41,6 @@ from trimaran_client.extender.telemetry import Telemetry
 from trimaran_client.fetch import SnapshotFeed, WatcherClient
 from trimaran_client.kube import KubeClient
 from trimaran_client.resources import Pod
-
-_SWITCH_SECONDS: Final = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +131,6 @@ def create_app(extender: Extender) -> web.Application:
     ops.add_probes(app, live=_alive, ready=extender.ready)
     ops.add_metrics(app, extender.telemetry.registry)
     return app
-
-
-def settle() -> None:
-    """
-    Keep from pausing the process, for its whole life.
-
-    The collector of garbage no longer goes through what stays for good: modules and wiring, some 100,000 objects. And a thread that makes
-    an answer for people gives way to a scheduler's question within a tenth of the usual time.
-    """
-    gc.collect()
-    gc.freeze()
-    sys.setswitchinterval(_SWITCH_SECONDS)
 
 
 def _alive() -> str | None:
