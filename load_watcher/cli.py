@@ -9,15 +9,14 @@ import signal
 import sys
 import textwrap
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 import prometheus_client
 import stamina
 import structlog
-from aiohttp import web
 
 import load_watcher
 from load_watcher.clock import SystemClock
@@ -27,9 +26,12 @@ from load_watcher.export import FORMATS, export_history
 from load_watcher.providers.registry import choose_provider, list_provider_names
 from load_watcher.samples import Window
 from load_watcher.server.app import create_app
+from load_watcher.server.handlers import make_respond
 from load_watcher.settings import BindAddress, Settings, list_variables, load_settings
+from load_watcher.watcher import Watcher
 from load_watcher.wiring import make_memory, make_watcher
-from trimaran_client.ops import BACKLOG, allow_connections, choose_loop, configure_logging, explain_os_error, make_runner, settle
+from trimaran_client.direct import serving
+from trimaran_client.ops import allow_connections, choose_loop, configure_logging, explain_os_error, settle
 
 # Well inside the 30 s after which Kubernetes kills.
 _SHUTDOWN_SECONDS: Final = 10
@@ -98,40 +100,45 @@ async def _serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     choice = choose_provider(settings)
-    runner = make_runner(
-        create_app(make_watcher(settings, choice.name, SystemClock())),
-        shutdown_seconds=_SHUTDOWN_SECONDS,
-        handler_cancellation=True,  # a client that waits for a snapshot may go away
-    )
+    watcher = make_watcher(settings, choice.name, SystemClock())
     allow_connections()
     try:
-        await runner.setup()
-        await _listen(runner, settings.bind)
-        settle()
-        url = _make_url(runner.addresses[0])
-        _log.info("listening", url=url, provider=choice.name, reason=choice.reason, version=load_watcher.__version__)
-        _log.info("try it", command=f"curl -s {url}/watcher")
-        await stop.wait()
-        _log.info("stopping", reason="signal")
+        async with AsyncExitStack() as stack:
+            url = _make_url(*await stack.enter_async_context(_listening(watcher, settings.bind)))
+            settle()
+            _log.info("listening", url=url, provider=choice.name, reason=choice.reason, version=load_watcher.__version__)
+            _log.info("try it", command=f"curl -s {url}/watcher")
+            await stop.wait()
+            _log.info("stopping", reason="signal")
     finally:
-        await runner.cleanup()
         # A thread of a source that hangs in a file or a name lookup cannot be ended, and the interpreter would wait for it for ever.
         last_resort = threading.Timer(_THREADS_SECONDS, os._exit, [0])
         last_resort.daemon = True
         last_resort.start()
 
 
-async def _listen(runner: web.AppRunner, bind: BindAddress) -> None:
-    try:
-        await web.TCPSite(runner, bind.host or None, bind.port, backlog=BACKLOG).start()
-    except OSError as error:
-        host = f"[{bind.host}]" if ":" in bind.host else bind.host
-        remedy = "stop what uses it, or set LOAD_WATCHER_BIND to another address"
-        raise _ListenError(f"cannot listen on {host}:{bind.port}: {explain_os_error(error)}; {remedy}") from error
+@asynccontextmanager
+async def _listening(watcher: Watcher, bind: BindAddress) -> AsyncIterator[tuple[str, int]]:
+    async with AsyncExitStack() as stack:
+        try:
+            address = await stack.enter_async_context(
+                serving(
+                    create_app(watcher),
+                    bind.host,
+                    bind.port,
+                    respond=make_respond(watcher),
+                    shutdown_seconds=_SHUTDOWN_SECONDS,
+                    handler_cancellation=True,  # a client that waits for a snapshot may go away
+                )
+            )
+        except OSError as error:
+            host = f"[{bind.host}]" if ":" in bind.host else bind.host
+            remedy = "stop what uses it, or set LOAD_WATCHER_BIND to another address"
+            raise _ListenError(f"cannot listen on {host}:{bind.port}: {explain_os_error(error)}; {remedy}") from error
+        yield address
 
 
-def _make_url(address: tuple[str, int] | Sequence[object]) -> str:
-    host, port = str(address[0]), address[1]
+def _make_url(host: str, port: int) -> str:
     if host in ("0.0.0.0", "::"):  # every address; this one can be typed
         host = "127.0.0.1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -6,6 +6,7 @@ All names are ``load_watcher_<thing>_<unit>[_total]``; ``docs/operations.md`` sa
 
 from __future__ import annotations
 
+import collections
 import platform
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
@@ -77,10 +78,11 @@ class Telemetry:
         self._rejections = Counter(
             "load_watcher_rejected_samples_total", "Samples that do not count, by the rule that says so.", ["rule"], registry=self.registry
         )
-        self._requests = Counter("load_watcher_requests_total", "Answered requests.", ["route", "method", "status"], registry=self.registry)
+        # Counted without locks and labels, which take longer than the answer; a scrape makes the series of it.
+        self._requests: collections.Counter[tuple[str, str, str]] = collections.Counter()
         build = Gauge("load_watcher_build_info", "Version of the service; always 1.", ["version", "python"], registry=self.registry)
         build.labels(version, platform.python_version()).set(1)
-        self.registry.register(_SnapshotCollector(self))
+        self.registry.register(_StateCollector(self))
         ProcessCollector(registry=self.registry)
 
     def observe_refresh(self, duration_seconds: float) -> None:
@@ -98,15 +100,19 @@ class Telemetry:
 
     def count_request(self, route: str, method: str, status: int) -> None:
         """Note an answered request; *route* is the pattern that matched, never the path that was asked for."""
-        self._requests.labels(route, method if method in _METHODS else "other", status).inc()
+        self._requests[route, method if method in _METHODS else "other", str(status)] += 1
+
+    def list_requests(self) -> list[tuple[tuple[str, str, str], int]]:
+        """List how many requests of each route, method and status were answered."""
+        return list(self._requests.items())
 
     def now(self) -> float:
         """Answer the instant by the clock of the service, Unix seconds."""
         return self._clock.time()
 
 
-class _SnapshotCollector(Collector):
-    """Read the published snapshot at the scrape, so that ages are those of that moment; without a snapshot there are no series."""
+class _StateCollector(Collector):
+    """Read what is there at the scrape, so that ages are those of that moment; what there is nothing of has no series."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -116,6 +122,10 @@ class _SnapshotCollector(Collector):
         made = GaugeMetricFamily("load_watcher_snapshot_age_seconds", "Time since the published snapshot was made.")
         newest = GaugeMetricFamily("load_watcher_newest_sample_age_seconds", "Age of the newest sample that is served.")
         nodes = GaugeMetricFamily("load_watcher_nodes", "Nodes that are served, by status.", labels=["status"])
+        requests = CounterMetricFamily("load_watcher_requests", "Answered requests.", labels=["route", "method", "status"])
+        for labels, count in self._telemetry.list_requests():
+            requests.add_metric(labels, count)
+        yield requests
         yield from _collect_history(self._telemetry.memory)
         yield from _collect_quality(self._telemetry.quality)
         snapshot = self._telemetry.snapshot

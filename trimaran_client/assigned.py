@@ -8,6 +8,7 @@ clock here: the time is an argument.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable
@@ -49,9 +50,8 @@ class PodsView:
 
     Args:
         resources: The resources whose totals are kept.
-        totals: Node → requests and limits of each resource in turn, base units (millicores, else whole units); a node without pods is not
-            there.
-        in_flight: Pods that the metrics may not show yet.
+        totals: Node → requests and limits of each resource in turn, base units (millicores, else whole units); a node without pods
+            need not be there.
         node_rows: The row in ``totals`` of each of these, shape (pods,).
         assigned_at: Since when each is there, Unix seconds, shape (pods,).
         started_at: From when on each can be measured, shape (pods,); infinite = not bound.
@@ -59,14 +59,23 @@ class PodsView:
 
     resources: tuple[str, ...]
     totals: FrozenNodeTable
-    in_flight: tuple[AssignedPod, ...]
     node_rows: IntArray
     assigned_at: FloatArray
     started_at: FloatArray
+    _chunks: tuple[tuple[AssignedPod, ...], ...] = field(repr=False)
     _usages: dict[UsagePrediction, FloatArray] = field(repr=False)
     _owner: AssignedPods = field(repr=False)
     _version: int = 0
     is_complete: bool = True
+
+    @property
+    def in_flight(self) -> tuple[AssignedPod, ...]:
+        """Answer the pods that the metrics may not show yet, in the order of the columns; made anew each time."""
+        return tuple(itertools.chain.from_iterable(self._chunks))
+
+    def __len__(self) -> int:
+        """Answer how many pods are in flight."""
+        return len(self.node_rows)
 
     def usage(self, prediction: UsagePrediction) -> FloatArray:
         """Answer what each pod in flight is predicted to use, base units, shape (pods,)."""
@@ -128,6 +137,7 @@ class AssignedPods:
         self._resources = resources
         self._amount_rules = (requested_of, limited_of)
         self._held: dict[str, _Held] = {}
+        self._nodes: set[str] = set()
         self._counts: dict[str, int] = {}
         self._sums: dict[str, list[int]] = {}
         self._totals = NodeTable(2 * len(resources), fill=0.0)
@@ -212,6 +222,27 @@ class AssignedPods:
             if self._assume_seconds and self.state_of(pod.key) != "bound":
                 self._hold(pod, node, "assumed", now, now)
 
+    def add_node(self, name: str) -> None:
+        """
+        Learn of a node, whether pods are on it or not.
+
+        Nothing depends on it but speed: else a node comes into the totals with its first pod, and whoever found the places of the others
+        there looks for all of them again.
+        """
+        with self._lock:
+            self._nodes.add(name)
+            if name not in self._totals:
+                self._version += 1
+                self._totals.write(name, 0, 0.0)
+
+    def remove_node(self, name: str) -> None:
+        """Forget a node; pods that are on it stay."""
+        with self._lock:
+            self._nodes.discard(name)
+            if name not in self._counts:
+                self._version += 1
+                self._totals.discard(name)
+
     def forget(self, pod: Pod | str) -> None:
         """Take back a pod, or the one of a key (:attr:`Pod.key`): it ended, or was not bound after all; unknown ones are no error."""
         self.remove(pod if isinstance(pod, str) else pod.key)
@@ -243,10 +274,10 @@ class AssignedPods:
                 self._view = PodsView(
                     resources=self._resources,
                     totals=self._totals.freeze(),
-                    in_flight=frozen.entries,
                     node_rows=frozen.node_rows,
                     assigned_at=frozen.assigned_at,
                     started_at=frozen.started_at,
+                    _chunks=frozen.chunks,
                     _usages=frozen.usages,
                     _owner=self,
                     _version=self._version,
@@ -287,6 +318,9 @@ class AssignedPods:
         return seconds if 0 <= seconds <= _LONGEST_HOLD_SECONDS else self._hold_seconds
 
     def _amounts(self, pod: Pod) -> tuple[int, ...]:
+        return pod.remember((self._resources, *self._amount_rules), self._add_up)
+
+    def _add_up(self, pod: Pod) -> tuple[int, ...]:
         return tuple(
             quantity.milli if resource == CPU else quantity.value
             for resource in self._resources
@@ -297,7 +331,11 @@ class AssignedPods:
         count = self._counts.get(held.node, 0) + sign
         if not count:
             del self._counts[held.node], self._sums[held.node]
-            self._totals.discard(held.node)
+            if held.node in self._nodes:
+                for column in range(len(held.amounts)):
+                    self._totals.write(held.node, column, 0.0)
+            else:
+                self._totals.discard(held.node)
             return
         self._counts[held.node] = count
         # Summed as whole numbers: a float would not come back to what it was after a huge amount has gone.

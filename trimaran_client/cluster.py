@@ -84,7 +84,7 @@ class ClusterFeed:
         self.nodes = nodes if nodes is not None else NodeCapacities()
         self.synced = asyncio.Event()
         self._pod_listener = _PodListener(self.pods, clock, on_bound, self._note_list)
-        self._node_listener = _NodeListener(self.nodes, self._note_list)
+        self._node_listener = _NodeListener(self.nodes, self.pods, self._note_list)
         self._watches = (
             ListWatch(client, _PODS, listener=self._pod_listener, times=times),
             ListWatch(client, _NODES, listener=self._node_listener, times=times),
@@ -164,16 +164,20 @@ class _PodListener:
 class _NodeListener:
     """Tells the nodes of each change."""
 
-    def __init__(self, nodes: NodeCapacities, on_listed: Callable[[], None]) -> None:
+    def __init__(self, nodes: NodeCapacities, pods: AssignedPods, on_listed: Callable[[], None]) -> None:
         self.is_listed = False
         self._nodes = nodes
+        self._pods = pods
         self._on_listed = on_listed
 
     def on_update(self, key: str, value: NodeObject) -> None:  # noqa: ARG002 - the listener's protocol
-        self._nodes.update(to_node(value))
+        node = to_node(value)
+        self._nodes.update(node)
+        self._pods.add_node(node.name)
 
     def on_delete(self, key: str, value: NodeObject) -> None:  # noqa: ARG002 - the listener's protocol
         self._nodes.remove(key)
+        self._pods.remove_node(key)
 
     def on_relist(self) -> None:
         self.is_listed = True

@@ -15,7 +15,7 @@ from sys import intern
 import msgspec
 
 from trimaran_client.errors import QuantityError
-from trimaran_client.resources import Amounts, Container, Node, Pod, is_terminal_phase, own_entries, parse_instant
+from trimaran_client.resources import Amounts, Container, Node, Pod, SharedContainers, is_terminal_phase, own_entries, parse_instant
 from trimaran_client.units import Quantity
 
 # The values are read one by one, so that the message for a bad one can name it.
@@ -23,6 +23,7 @@ RawAmounts = dict[str, object]
 
 # Longer than what any sane container asks for; longer ones are not remembered.
 _LONGEST_REMEMBERED = 1000
+_MOST_TEMPLATES = 4096
 
 
 class ResourcesObject(msgspec.Struct, frozen=True, gc=False):
@@ -119,6 +120,8 @@ class NodeObject(msgspec.Struct, frozen=True, gc=False):
 _NO_META, _NO_SPEC, _NO_STATUS = PodMetaObject(), PodSpecObject(), PodStatusObject()
 _NO_CONTAINER, _NO_RESOURCES = ContainerObject(), ResourcesObject()
 _RESOURCES_DECODER = msgspec.json.Decoder(ResourcesObject | None)
+# By the identity of the containers, which they keep alive.
+_shared_containers: dict[tuple[int, ...], SharedContainers] = {}
 
 
 def to_pod(value: PodObject) -> Pod:
@@ -172,7 +175,16 @@ def to_node(value: NodeObject) -> Node:
 
 
 def _containers(listed: Sequence[ContainerObject | None] | None) -> tuple[Container, ...]:
-    return tuple([_container(each or _NO_CONTAINER) for each in listed]) if listed else ()
+    if not listed:
+        return ()
+    containers = [_container(each or _NO_CONTAINER) for each in listed]
+    identity = tuple(map(id, containers))
+    shared = _shared_containers.get(identity)
+    if shared is None:
+        if len(_shared_containers) >= _MOST_TEMPLATES:
+            _shared_containers.clear()
+        shared = _shared_containers[identity] = SharedContainers(containers)
+    return shared
 
 
 def _container(value: ContainerObject) -> Container:
@@ -181,7 +193,7 @@ def _container(value: ContainerObject) -> Container:
     return read(value.name or "", resources, value.restart_policy == "Always")
 
 
-@lru_cache(maxsize=4096)  # thousands of pods are made of the same few templates
+@lru_cache(maxsize=_MOST_TEMPLATES)  # thousands of pods are made of the same few templates
 def _read_container(name: str, resources: bytes, is_sidecar: bool) -> Container:  # noqa: FBT001 - the cache is faster without names
     read = _RESOURCES_DECODER.decode(resources) or _NO_RESOURCES
     return Container(name, _amounts(read.requests), _amounts(read.limits), is_sidecar)

@@ -40,7 +40,7 @@ _ERROR_NAMES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed",
 _CHATTY_LOGGERS = ("aiohttp.access", "kubernetes_asyncio")
 
 # A scheduler closes an idle connection after 90 s, and loses a question on one that was closed under it; others ask every 30 s.
-_KEEP_ALIVE_SECONDS = 3600
+KEEP_ALIVE_SECONDS = 3600
 _REPEAT_SECONDS = 10.0
 # How long an answer waits for the interpreter, each time, while a thread works beside the loop; by default 5 ms, and p99 shows it.
 _SWITCH_SECONDS = 0.0005
@@ -171,7 +171,7 @@ def make_runner(app: web.Application, *, shutdown_seconds: float, handler_cancel
     return web.AppRunner(
         app,
         access_log=None,
-        keepalive_timeout=_KEEP_ALIVE_SECONDS,
+        keepalive_timeout=KEEP_ALIVE_SECONDS,
         shutdown_timeout=shutdown_seconds,
         handler_cancellation=handler_cancellation,
         auto_decompress=False,

@@ -17,6 +17,7 @@ State = Literal["bound", "nominated", "assumed"]
 # Policies with other arguments predict otherwise; each prediction is one more column to keep.
 _MOST_PREDICTIONS: Final = 16
 _FIRST_SLOTS: Final = 64
+_CHUNK_ENTRIES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,53 @@ class AssignedPod:
         return self.assigned_at + self.hold_seconds if self.state == "bound" else math.inf
 
 
-class FrozenPodTable(NamedTuple):
-    """A pod table at one moment: the pods and, in the same order, the columns of what is known of each."""
+class EntryList:
+    """
+    A list of entries in short tuples, so that one is changed, and all are frozen, without touching each of them.
 
-    entries: tuple[AssignedPod, ...]
+    A thousand pods copied for every decision of a burst would be a thousand counts of references up, and down again with the next.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[tuple[AssignedPod, ...]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, slot: int) -> AssignedPod:
+        return self._chunks[slot // _CHUNK_ENTRIES][slot % _CHUNK_ENTRIES]
+
+    def __setitem__(self, slot: int, entry: AssignedPod) -> None:
+        at, within = divmod(slot, _CHUNK_ENTRIES)
+        chunk = self._chunks[at]
+        self._chunks[at] = (*chunk[:within], entry, *chunk[within + 1 :])
+
+    def append(self, entry: AssignedPod) -> None:
+        """Add an entry at the end."""
+        if self._count % _CHUNK_ENTRIES:
+            self._chunks[-1] = (*self._chunks[-1], entry)
+        else:
+            self._chunks.append((entry,))
+        self._count += 1
+
+    def pop(self) -> AssignedPod:
+        """Take the last entry out."""
+        *rest, entry = self._chunks.pop()
+        if rest:
+            self._chunks.append(tuple(rest))
+        self._count -= 1
+        return entry
+
+    def freeze(self) -> tuple[tuple[AssignedPod, ...], ...]:
+        """Answer the entries as they are now, in several tuples one after the other."""
+        return tuple(self._chunks)
+
+
+class FrozenPodTable(NamedTuple):
+    """A pod table at one moment: the pods, in several tuples, and in the same order the columns of what is known of each."""
+
+    chunks: tuple[tuple[AssignedPod, ...], ...]
     node_rows: IntArray
     assigned_at: FloatArray
     started_at: FloatArray
@@ -64,7 +108,7 @@ class PodTable:
     def __init__(self) -> None:
         self._slot_of: dict[str, int] = {}
         self._keys: list[str] = []
-        self._entries: list[AssignedPod] = []
+        self._entries = EntryList()
         self._times = np.full((3, _FIRST_SLOTS), math.nan)  # assigned, started, ends
         self._node_rows = np.full(_FIRST_SLOTS, -1)
         self._usages: dict[UsagePrediction, FloatArray] = {}
@@ -89,7 +133,8 @@ class PodTable:
             self._entries.append(entry)
             if slot == len(self._node_rows):
                 self._grow()
-        self._entries[slot] = entry
+        else:
+            self._entries[slot] = entry
         self._node_rows[slot] = node_row
         self._times[:, slot] = entry.assigned_at, entry.started_at, ends_at
         for prediction, usage in self._usages.items():
@@ -135,7 +180,7 @@ class PodTable:
         self._is_shared = True
         count = len(self)
         frozen = FrozenPodTable(
-            entries=tuple(self._entries),
+            chunks=self._entries.freeze(),
             node_rows=self._node_rows[:count],
             assigned_at=self._times[0, :count],
             started_at=self._times[1, :count],

@@ -149,7 +149,7 @@ class UsagePrediction:
     def predict(self, pod: Pod) -> int:
         """Predict what the pod will use: millicores of CPU, else whole units; its overhead comes on top of the rule."""
         estimated = None if self.estimator is None else self.estimator.estimate(pod, self.resource)
-        return self._by_rule(pod) if estimated is None else estimated
+        return pod.remember(self, self._by_rule) if estimated is None else estimated
 
     def explain(self, pod: Pod) -> tuple[PredictedPart, ...]:
         """Tell what each part of the pod is taken to use; init steps are told too, though they need not add to the whole."""

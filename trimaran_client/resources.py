@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import Any, Final, Self, TypeVar, cast
 
 from trimaran_client.errors import ManifestError, QuantityError
 from trimaran_client.units import ZERO, Quantity
@@ -25,6 +25,10 @@ _TERMINAL_PHASES = ("Succeeded", "Failed")
 OWN_PREFIX: Final = "trimaran.io/"
 _MOST_ENTRIES: Final = 16
 _LONGEST_ENTRY: Final = 256
+# Each policy with other arguments remembers its own.
+_MOST_REMEMBERED: Final = 64
+
+ValueT = TypeVar("ValueT")
 
 Amounts = Mapping[str, Quantity]
 
@@ -37,6 +41,23 @@ class Container:
     requests: Amounts = field(default_factory=dict)
     limits: Amounts = field(default_factory=dict)
     is_sidecar: bool = False
+
+
+class SharedContainers(tuple[Container, ...]):
+    """
+    The containers of many pods of one template.
+
+    What follows from them alone is kept in ``known``: a scheduler places such pods one after the other, and adding up takes longer than
+    scoring a hundred nodes.
+    """
+
+    known: dict[Hashable, tuple[tuple[Container, ...], Any]]
+
+    def __new__(cls, containers: Iterable[Container]) -> Self:
+        """Share *containers*."""
+        made = super().__new__(cls, containers)
+        made.known = {}
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +152,24 @@ class Pod:
             labels=own_entries(metadata.get("labels")),
             annotations=own_entries(metadata.get("annotations")),
         )
+
+    def remember(self, what: Hashable, compute: Callable[[Pod], ValueT]) -> ValueT:
+        """
+        Compute what follows from the containers of the pod, once for all pods that share them.
+
+        Args:
+            what: What it is, the same for the same *compute*.
+            compute: Computes it, from containers, pod-level resources and overhead alone.
+        """
+        containers = self.containers
+        if not isinstance(containers, SharedContainers) or self.overhead or self.pod_level is not None:
+            return compute(self)
+        known = containers.known.get(what)
+        if known is None or known[0] is not self.init_containers:
+            if len(containers.known) >= _MOST_REMEMBERED:
+                containers.known.clear()
+            known = containers.known[what] = (self.init_containers, compute(self))
+        return cast("ValueT", known[1])
 
     def total(self, amount_of: Callable[[Container], Quantity], resource: str) -> Quantity:
         """

@@ -6,26 +6,31 @@ The one place where measured load, what is known of pods and nodes, and a policy
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
+import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
 
 from trimaran_client.assigned import AssignedPods
-from trimaran_client.capacities import NodeCapacities
+from trimaran_client.capacities import CapacitiesView, NodeCapacities
 from trimaran_client.explain import Explanation, explain_columns
 from trimaran_client.policies.base import NEUTRAL_NODE_SCORE, NodeColumns, Reason, Scores, ScoringPolicy
 from trimaran_client.resources import CPU, MEMORY, Node, Pod
 from trimaran_client.snapshot import LoadSnapshot, SnapshotSource, take_codes
-from trimaran_client.units import IntArray
+from trimaran_client.units import IntArray, freeze
 
 logger = logging.getLogger(__name__)
 
 # A scheduler scores against the newest snapshot and pods; the ones before them are not asked again.
 _MOST_ALIGNMENTS = 8
 _RESOURCES = (CPU, MEMORY)
+_NOWHERE: IntArray = np.empty(0, dtype=np.int64)
+freeze(_NOWHERE)
 
 
 class Scorer:
@@ -154,13 +159,15 @@ class Alignments:
         self._names: tuple[str, ...] = ()
         self._known: dict[tuple[int, int], tuple[object, object, IntArray]] = {}
         self._asked: tuple[Mapping[str, int], ...] = ()
+        self._whole: NodeColumns | None = None
 
     def list_names(self, nodes: Sequence[Node | str]) -> tuple[tuple[str, ...], list[Node]]:
         """Answer the names of candidates, the same object where they are those of the last time, and which candidates are manifests."""
         given, last = tuple(nodes), self._names
         if given is last or given == last:
             return last, []
-        if set(map(type, given)) <= {str}:
+        with contextlib.suppress(TypeError):
+            "".join(given)  # type: ignore[arg-type] # the quickest way to see that all are names
             names = self._names = cast("tuple[str, ...]", given)
             return names, []
         manifests = [node for node in given if not isinstance(node, str)]
@@ -189,9 +196,23 @@ class Alignments:
             self._asked = (*self._asked, other)[-_MOST_ALIGNMENTS:]
             return find_rows(names, other)
         found = take_codes(self.align(snapshot.nodes, other), rows)
-        strangers = np.flatnonzero(rows < 0)
-        found[strangers] = find_rows([names[row] for row in strangers.tolist()], other)
+        if not _are_all_there(rows):
+            strangers = np.flatnonzero(rows < 0)
+            found[strangers] = find_rows([names[row] for row in strangers.tolist()], other)
         return found
+
+    def whole(self, snapshot: LoadSnapshot, capacities: CapacitiesView | None) -> NodeColumns:
+        """Answer the columns of all nodes of a snapshot, the same as the last time where both are."""
+        known = self._whole
+        if known is None or known.snapshot is not snapshot or known.capacities is not capacities:
+            rows = _NOWHERE if capacities is None else self.align(snapshot.nodes, capacities.table.rows)
+            known = NodeColumns(snapshot.nodes, snapshot, math.nan, capacities=capacities, capacity_rows=rows)
+            self._whole = known
+        return known
+
+
+def _are_all_there(rows: IntArray) -> bool:
+    return int(np.minimum.reduce(rows, initial=0)) >= 0
 
 
 def _are_few(names: tuple[str, ...], snapshot: LoadSnapshot) -> bool:
@@ -200,6 +221,9 @@ def _are_few(names: tuple[str, ...], snapshot: LoadSnapshot) -> bool:
 
 def find_rows(names: Sequence[str], rows: Mapping[str, int]) -> IntArray:
     """Look up the row of each name, shape (names,); -1 where it has none."""
+    if len(names) > 1:
+        with contextlib.suppress(KeyError):  # three times as fast, where all are there
+            return np.fromiter(operator.itemgetter(*names)(rows), dtype=np.int64, count=len(names))
     return np.fromiter(map(rows.get, names, itertools.repeat(-1)), dtype=np.int64, count=len(names))
 
 
@@ -224,14 +248,21 @@ def build_columns(
     pods_view = None if pods is None else pods.view(now)
     capacities_view = None if capacities is None else capacities.view()
     rows = alignments.locate(names, snapshot)
-    nowhere = np.empty(0, dtype=np.int64)
+    whole = alignments.whole(snapshot, capacities_view) if not manifests and _are_all_there(rows) else None
+    if capacities_view is None:
+        capacity_rows = _NOWHERE
+    elif whole is not None:
+        capacity_rows = take_codes(whole.capacity_rows, rows)
+    else:
+        capacity_rows = alignments.align_through(names, rows, snapshot, capacities_view.table.rows)
     return NodeColumns(
         names=names,
         snapshot=snapshot,
         now=now,
         rows=None if nodes is None else rows,
         pods=pods_view,
-        pod_rows=nowhere if pods_view is None else alignments.align_through(names, rows, snapshot, pods_view.totals.rows),
+        pod_rows=_NOWHERE if pods_view is None else alignments.align_through(names, rows, snapshot, pods_view.totals.rows),
         capacities=capacities_view,
-        capacity_rows=nowhere if capacities_view is None else alignments.align_through(names, rows, snapshot, capacities_view.table.rows),
+        capacity_rows=capacity_rows,
+        whole=whole,
     )

@@ -278,12 +278,18 @@ def take_rows(column: FloatArray, rows: IntArray) -> FloatArray:
     """Gather *column* at *rows*; NaN where a row is -1."""
     if not len(column):
         return np.full(len(rows), math.nan)
+    if np.minimum.reduce(rows, initial=0) >= 0:
+        return column.take(rows)
     return np.where(rows >= 0, column[rows], math.nan)
 
 
 def take_codes(column: IntArray, positions: IntArray) -> IntArray:
     """Gather *column* at *positions*; -1 where a position is -1."""
-    return np.where(positions >= 0, column[positions], -1) if len(column) else np.full(len(positions), -1)
+    if not len(column):
+        return np.full(len(positions), -1)
+    if np.minimum.reduce(positions, initial=0) >= 0:
+        return column.take(positions)
+    return np.where(positions >= 0, column[positions], -1)
 
 
 def _list_columns(reply: SnapshotColumns) -> list[Sequence[object]]:

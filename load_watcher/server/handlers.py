@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from typing import Final
 
 from aiohttp import web
@@ -11,11 +12,14 @@ from aiohttp.typedefs import Handler
 from load_watcher.history.errors import HistoryError
 from load_watcher.publication import Publication
 from load_watcher.server.errors import from_history, no_snapshot, provider_unhealthy, unknown_node, withheld_node
-from load_watcher.server.negotiation import is_held, prefers_gzip
+from load_watcher.server.negotiation import is_held, list_accepted, prefers_gzip
 from load_watcher.server.parameters import parse_operators, parse_window
 from load_watcher.snapshot import Encoded, Reply
 from load_watcher.watcher import Watcher
-from trimaran_client.ready import ReadyResponse, is_usual
+from trimaran_client.direct import Answer, Head, Respond
+
+_PLAIN_HOST: Final = re.compile(r"/watcher\?host=([A-Za-z0-9._-]+)")
+_ONE_TAG: Final = re.compile(r'(?:W/)?"[^"]*"')
 
 WATCHER: Final = web.AppKey("watcher", Watcher)
 
@@ -33,7 +37,7 @@ def find_publication(watcher: Watcher) -> Publication:
     return publication
 
 
-async def get_watcher(request: web.Request) -> web.StreamResponse:
+async def get_watcher(request: web.Request) -> web.Response:
     """
     Answer the metrics of all nodes, or with ``?host=NODE`` of one.
 
@@ -44,7 +48,7 @@ async def get_watcher(request: web.Request) -> web.StreamResponse:
     publication = find_publication(watcher)
     snapshot = publication.snapshot
     if not request.rel_url.raw_query_string:
-        return answer_reply(request, *choose_encoding(request, snapshot))
+        return answer_reply(request, *choose_encoding(list_accepted(request), snapshot))
     if "window" in request.query or "statistic" in request.query:
         try:
             snapshot = await watcher.renderer.render_window(publication, parse_window(request), parse_operators(request))
@@ -52,30 +56,58 @@ async def get_watcher(request: web.Request) -> web.StreamResponse:
             raise from_history(error) from error
     node = request.query.get("host", "")
     if not node:
-        return answer_reply(request, *choose_encoding(request, snapshot))
+        return answer_reply(request, *choose_encoding(list_accepted(request), snapshot))
     reply = snapshot.cut_host(node)
     if reply is None:
         raise withheld_node(node, snapshot.withheld[node]) if node in snapshot.withheld else unknown_node(node)
     return answer_reply(request, reply, "")
 
 
-def choose_encoding(request: web.Request, encoded: Encoded) -> tuple[Reply, str]:
-    """Choose the form of a reply that the client wants, and how it is encoded; empty for the identity."""
-    if prefers_gzip(",".join(request.headers.getall("Accept-Encoding", ()))):
-        return encoded.compressed, "gzip"
-    return encoded.identity, ""
+def make_respond(watcher: Watcher) -> Respond:
+    """Make what answers usual requests for the published snapshot; whoever asks for more, or in another way, is left to the handlers."""
+
+    def respond(head: Head, body: bytes) -> Answer | None:  # noqa: ARG001 - those of GET have none
+        publication = watcher.publisher.newest
+        if publication is None or head.method != "GET":
+            return None
+        snapshot, encoding = publication.snapshot, ""
+        if head.target == "/watcher":
+            reply, encoding = choose_encoding(head.headers.get("accept-encoding", ""), snapshot)
+        else:
+            host = _PLAIN_HOST.fullmatch(head.target)
+            cut = None if host is None else snapshot.cut_host(host[1])
+            if cut is None:
+                return None
+            reply = cut
+        said = head.headers.get("if-none-match")
+        if said is not None and not _ONE_TAG.fullmatch(said):
+            return None
+        answer = make_answer(reply, encoding, is_held=said is not None and said.removeprefix("W/") == reply.etag)
+        watcher.telemetry.count_request("/watcher", "GET", answer.status)
+        return answer
+
+    return respond
 
 
-def answer_reply(request: web.Request, reply: Reply, encoding: str) -> web.StreamResponse:
+def choose_encoding(accepted: str, encoded: Encoded) -> tuple[Reply, str]:
+    """Choose the form of a reply for a client that accepts these encodings, and answer how it is encoded; empty for the identity."""
+    return (encoded.compressed, "gzip") if prefers_gzip(accepted) else (encoded.identity, "")
+
+
+def make_answer(reply: Reply, encoding: str, *, is_held: bool) -> Answer:
     """Answer a reply, or 304 without a body if the client has it already."""
     headers = {"Vary": "Accept-Encoding", "ETag": reply.etag}
-    status, body = (304, b"") if is_held(request, reply.etag) else (200, reply.body)
-    if status == 200:
-        headers["Content-Type"] = "application/json"
-        if encoding:
-            headers["Content-Encoding"] = encoding
-    if is_usual(request):
-        return ReadyResponse(status, headers, body)
+    if is_held:
+        return Answer(304, headers, b"")
+    headers["Content-Type"] = "application/json"
+    if encoding:
+        headers["Content-Encoding"] = encoding
+    return Answer(200, headers, reply.body)
+
+
+def answer_reply(request: web.Request, reply: Reply, encoding: str) -> web.Response:
+    """Answer a reply over aiohttp."""
+    status, headers, body = make_answer(reply, encoding, is_held=is_held(request, reply.etag))
     return web.Response(status=status, headers=headers, body=body)
 
 

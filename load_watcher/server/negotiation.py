@@ -40,6 +40,11 @@ def _parse_weight(parameters: Iterable[str]) -> float:
     return 1.0
 
 
+def list_accepted(request: web.BaseRequest) -> str:
+    """List the encodings that a client accepts, of all headers that say so."""
+    return ",".join(request.headers.getall("Accept-Encoding", ()))
+
+
 def is_held(request: web.BaseRequest, etag: str) -> bool:
     """Tell whether a tag of ``If-None-Match`` names these bytes; weak tags count too (RFC 9110, section 13.1.2)."""
     said = request.headers.get("If-None-Match")

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from load_watcher.publication import Publication, Publisher
 from load_watcher.server.handlers import WATCHER, answer_reply, choose_encoding, find_publication
-from load_watcher.server.negotiation import is_held
+from load_watcher.server.negotiation import is_held, list_accepted
 from load_watcher.server.parameters import parse_seconds, parse_statistics, parse_windows
 from load_watcher.snapshot import Choice
 
@@ -24,7 +24,7 @@ MAX_WAIT_SECONDS: Final = 60.0
 MAX_WINDOWS: Final = 8
 
 
-async def get_snapshot(request: web.Request) -> web.StreamResponse:
+async def get_snapshot(request: web.Request) -> web.Response:
     """
     Answer the snapshot in columns; ``?windows=5m,15m&statistics=AVG,P90`` for others than those of ``GET /watcher``.
 
@@ -35,7 +35,7 @@ async def get_snapshot(request: web.Request) -> web.StreamResponse:
     watcher = request.app[WATCHER]
     publication = find_publication(watcher)
     while True:
-        reply, encoding = choose_encoding(request, await watcher.renderer.encode_columns(publication, choice))
+        reply, encoding = choose_encoding(list_accepted(request), await watcher.renderer.encode_columns(publication, choice))
         if not is_held(request, reply.etag):
             break
         newer = await _wait_newer(watcher.publisher, publication, deadline)

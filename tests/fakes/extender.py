@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import ClientSession, web
-from aiohttp.test_utils import TestServer
 
 from tests.builders import NOW
 from tests.fakes.api_server import FakeApiServer
 from tests.fakes.peer import Handler, Peer
 from trimaran_client.assigned import AssignedPods
-from trimaran_client.extender.app import Extender, create_app, running_extender
+from trimaran_client.extender.app import Extender, running_extender, serving_extender
 from trimaran_client.extender.config import parse_config
 from trimaran_client.extender.decider import Decider
 from trimaran_client.extender.decisions import DecisionLog
@@ -127,10 +126,10 @@ async def serving(
     config = parse_config({"watcher": watcher, "cluster": api is not None} | document)
     async with (
         running_extender(config, clock=lambda: now) as extender,
-        TestServer(create_app(extender), host="127.0.0.1") as server,
+        serving_extender(extender, "127.0.0.1", 0, shutdown_seconds=1) as address,
         ClientSession() as session,
     ):
-        yield Asked(extender, str(server.make_url("")).rstrip("/"), session)
+        yield Asked(extender, "http://{}:{}".format(*address), session)
 
 
 def cluster_config(api: FakeApiServer, folder: Path) -> Manifest:

@@ -3,23 +3,28 @@
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 import stamina
-from aiohttp import ClientResponse, web
+from aiohttp import ClientResponse, ClientSession, web
 from aiohttp.test_utils import TestClient, TestServer
+from yarl import URL
 
 from load_watcher.errors import ProviderAuthError, ProviderUnavailableError
 from load_watcher.samples import NodeInfo, SampleBatch
 from load_watcher.server.app import create_app
+from load_watcher.server.handlers import WATCHER, count_requests, get_watcher, make_respond
 from load_watcher.telemetry import Telemetry
 from load_watcher.timing import Timing
 from load_watcher.watcher import Watcher
 from tests.builders import NOW, make_batch
 from tests.fakes.watcher import Answer, FakeClock, ScriptedProvider, eventually, hang
+from trimaran_client.direct import serving
+from trimaran_client.ops import error_middleware
 from trimaran_client.wire import ResourceQuantities, decode_watcher_metrics
 
 Client = TestClient[web.Request, web.Application]
@@ -359,3 +364,44 @@ async def test_report_19_rubbish_never_reaches_the_wire(serve: Serve) -> None:
     response, error, _ = await service.error("/watcher")
     assert (response.status, error) == (503, "not_ready")
     assert await service.metric('load_watcher_refresh_failures_total{cause="bug"}') == "1.0"
+
+
+ASKED: Mapping[str, Mapping[str, str]] = {
+    "all": {},
+    "gzip": {"Accept-Encoding": "gzip, deflate"},
+    "no gzip": {"Accept-Encoding": "gzip;q=0, identity"},
+    "held": {"If-None-Match": "TAG"},
+    "held by weak tag": {"If-None-Match": "W/TAG"},
+    "held among others": {"If-None-Match": '"else", TAG'},
+    "anything held": {"If-None-Match": "*"},
+    "another held": {"If-None-Match": '"else"'},
+    "no tag": {"If-None-Match": "else"},
+    "held and gzip": {"If-None-Match": "TAG", "Accept-Encoding": "gzip"},
+}
+TARGETS = ("/watcher", "/watcher?host=n1", "/watcher?host=nobody", "/watcher?host=", "/watcher?host=n%31", "/watcher?window=5m", "/readyz")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("asked", ASKED)
+async def test_usual_requests_are_answered_as_all_others(service: Service, target: str, asked: str) -> None:
+    """With and without what answers them from their bytes: the same, and counted once."""
+    watcher = service.watcher
+    assert watcher.snapshot is not None
+    identity = watcher.snapshot.identity if "host" not in target else watcher.snapshot.cut_host("n1")
+    assert identity is not None
+    headers = {name: value.replace("TAG", identity.etag) for name, value in ASKED[asked].items()}
+    answers = []
+    for respond in (make_respond(watcher), lambda *_: None):
+        app = web.Application(middlewares=[count_requests, error_middleware])
+        app[WATCHER] = watcher
+        app.router.add_get("/watcher", get_watcher)
+        async with (
+            serving(app, "127.0.0.1", 0, respond=respond, shutdown_seconds=1) as address,
+            ClientSession("http://{}:{}".format(*address), auto_decompress=False, skip_auto_headers=["Accept-Encoding"]) as session,
+            session.get(URL(target, encoded=True), headers=headers) as response,
+        ):
+            kept = {name: value for name, value in response.headers.items() if name != "Date"}
+            answers.append((response.status, kept, await response.read()))
+    assert answers[0] == answers[1]
+    counted = Counter(dict(watcher.telemetry.list_requests()))
+    assert counted.total() == len(counted) * 2 == 2

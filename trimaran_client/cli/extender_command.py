@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,28 +64,21 @@ def extender(
 
 
 async def _serve(config: Any) -> None:  # noqa: ANN401 - the configuration's module is imported on use only
-    from aiohttp import web
-
-    from trimaran_client.extender.app import create_app, running_extender
-    from trimaran_client.ops import BACKLOG, allow_connections, explain_os_error, make_runner, settle
+    from trimaran_client.extender.app import running_extender, serving_extender
+    from trimaran_client.ops import allow_connections, explain_os_error, settle
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     allow_connections()
-    async with running_extender(config) as running:
-        app = create_app(running)
-        runner = make_runner(app, shutdown_seconds=_SHUTDOWN_SECONDS)
-        await runner.setup()
+    async with AsyncExitStack() as stack:
+        running = await stack.enter_async_context(running_extender(config))
+        host, port = config.address
         try:
-            host, port = config.address
-            try:
-                await web.TCPSite(runner, host or None, port, backlog=BACKLOG).start()
-            except OSError as error:
-                raise ListenError(f"cannot listen on {config.bind}: {explain_os_error(error)}; give another --bind") from error
-            logger.info("listening on %s:%s; load from %s", *runner.addresses[0][:2], config.watcher)
-            settle()
-            await stop.wait()
-            logger.info("stopping")
-        finally:
-            await runner.cleanup()
+            address = await stack.enter_async_context(serving_extender(running, host, port, shutdown_seconds=_SHUTDOWN_SECONDS))
+        except OSError as error:
+            raise ListenError(f"cannot listen on {config.bind}: {explain_os_error(error)}; give another --bind") from error
+        logger.info("listening on %s:%s; load from %s", *address, config.watcher)
+        settle()
+        await stop.wait()
+        logger.info("stopping")

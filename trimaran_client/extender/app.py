@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +16,7 @@ from trimaran_client import ops
 from trimaran_client.assigned import AssignedPods
 from trimaran_client.capacities import NodeCapacities
 from trimaran_client.cluster import ClusterFeed
+from trimaran_client.direct import serving
 from trimaran_client.extender.config import ExtenderConfig
 from trimaran_client.extender.decider import Decider
 from trimaran_client.extender.decisions import DecisionLog
@@ -23,15 +24,15 @@ from trimaran_client.extender.events import EventWriter
 from trimaran_client.extender.handlers import (
     DECIDER,
     MAX_BODY_BYTES,
-    TELEMETRY,
     TELLER,
-    TOLD,
+    VERB_PATHS,
+    VERBS,
+    WARNINGS,
+    Verbs,
+    Warnings,
     get_decisions,
     get_explain,
     make_teller,
-    make_told,
-    post_filter,
-    post_prioritize,
     refuse_quietly,
 )
 from trimaran_client.extender.health import Health
@@ -122,15 +123,22 @@ async def running_extender(config: ExtenderConfig, *, clock: Callable[[], float]
 def create_app(extender: Extender) -> web.Application:
     """Make the application that answers from *extender*."""
     app = web.Application(middlewares=[refuse_quietly], client_max_size=MAX_BODY_BYTES)
-    app[DECIDER], app[TELEMETRY] = extender.decider, extender.telemetry
-    app[TOLD], app[TELLER] = make_told(), make_teller()
-    app.router.add_post("/prioritize", post_prioritize)
-    app.router.add_post("/filter", post_filter)
+    warnings = Warnings()
+    verbs = Verbs(extender.decider, extender.telemetry, warnings)
+    app[DECIDER], app[VERBS], app[WARNINGS], app[TELLER] = extender.decider, verbs, warnings, make_teller()
+    for path in VERB_PATHS:
+        app.router.add_post(path, verbs.post)
     app.router.add_get("/api/v1/decisions", get_decisions)
     app.router.add_get("/api/v1/explain", get_explain)
     ops.add_probes(app, live=_alive, ready=extender.ready)
     ops.add_metrics(app, extender.telemetry.registry)
     return app
+
+
+def serving_extender(extender: Extender, host: str, port: int, *, shutdown_seconds: float) -> AbstractAsyncContextManager[tuple[str, int]]:
+    """Serve *extender*; arguments and errors as of :func:`trimaran_client.direct.serving`."""
+    app = create_app(extender)
+    return serving(app, host, port, respond=app[VERBS].respond, shutdown_seconds=shutdown_seconds, most_body_bytes=MAX_BODY_BYTES)
 
 
 def _alive() -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -21,16 +21,17 @@ from trimaran_client.assigned import AssignedPods
 from trimaran_client.capacities import NodeCapacities
 from trimaran_client.errors import ManifestError
 from trimaran_client.extender.config import ExtenderConfig
-from trimaran_client.extender.decisions import Decision, DecisionLog
+from trimaran_client.extender.decisions import Candidates, Decision, DecisionLog
 from trimaran_client.extender.hot_spots import HotSpots
 from trimaran_client.extender.profiles import Choice, Profiles
 from trimaran_client.extender.wire import (
     ExtenderArgs,
     ExtenderBodyError,
+    NumberT,
     PriorityEncoder,
     decode_args,
     encode_filtered,
-    pick,
+    encode_priorities,
     to_short_scale,
 )
 from trimaran_client.objects import NodeMetaObject, NodeObject, PodObject, to_node, to_pod
@@ -57,6 +58,7 @@ _pod_decoder = msgspec.json.Decoder(PodObject)
 _node_decoder = msgspec.json.Decoder(NodeObject)
 _named_decoder = msgspec.json.Decoder(_NamedObject)
 _LAST_REASON = max(Reason)
+_REASON_NAMES = {int(reason): str(reason) for reason in Reason}
 _OUTCOMES = ("scored", "neutral", "other_scheduler", "shadow", "filtered", "bad_body")
 
 
@@ -93,7 +95,7 @@ class Counters:
 
 
 class _Scored(NamedTuple):
-    """What one question came to; ``rows`` are where its candidates stand in the snapshot, empty where one does not."""
+    """What one question came to; ``rows`` are where its candidates stand in the snapshot, ``None`` where one does not."""
 
     at: float
     pod: Pod
@@ -102,7 +104,7 @@ class _Scored(NamedTuple):
     columns: NodeColumns
     scores: Scores
     values: IntArray
-    rows: list[int]
+    rows: IntArray | None
 
 
 class Decider:
@@ -165,11 +167,11 @@ class Decider:
                 self.counters.outcomes["other_scheduler"] += 1
                 return NO_SCORES
             scored = self._score(pod, choice, names, manifests)
-            answer = self._encode(names, scored.values.tolist(), nodes=scored.columns.snapshot.nodes, rows=scored.rows)
+            answer = self._encode(scored)
         except Exception as error:  # noqa: BLE001 - a scheduler must go on, whatever we did wrong
             self._note_failure(error, pod, "each node got the neutral score")
             self.counters.outcomes["neutral"] += 1
-            return self._encode(names, [NEUTRAL_NODE_SCORE] * len(names))
+            return NO_SCORES if self._config.shadow else encode_priorities(names, [self._scaled(NEUTRAL_NODE_SCORE)] * len(names))
         self._defer(partial(self._remember, scored))
         return answer
 
@@ -225,7 +227,8 @@ class Decider:
         scores = choice.scorer.score_columns(pod, columns)
         _check(scores, len(names))
         values = np.clip(scores.values, MIN_NODE_SCORE, MAX_NODE_SCORE)
-        return _Scored(now, pod, choice, bound_to, columns, scores, values, _all_rows(columns))
+        rows = columns.rows
+        return _Scored(now, pod, choice, bound_to, columns, scores, values, None if rows is None or (rows < 0).any() else rows)
 
     def _remember(self, scored: _Scored) -> None:
         """Do what the scheduler need not wait for."""
@@ -236,16 +239,18 @@ class Decider:
 
     def _remember_all(self, scored: _Scored) -> None:
         pod, choice, scores, snapshot = scored.pod, scored.choice, scored.scores, scored.columns.snapshot
-        # Strings that are there already, so that remembered decisions do not each hold theirs.
-        names = pick(snapshot.nodes, scored.rows) if scored.rows else self.log.share(scores.names)
-        is_neutral = bool(names) and int(scores.reasons[0]) == Reason.POLICY_FAILED
-        best = int(np.argmax(scored.values)) if names else -1
+        candidates = Candidates(self.log.share(scores.names)) if scored.rows is None else Candidates(snapshot.nodes, scored.rows)
+        counts = dict(enumerate(np.bincount(scores.reasons, minlength=1).tolist()))
+        is_neutral = bool(counts.get(Reason.POLICY_FAILED))
+        best = int(np.argmax(scored.values)) if candidates else -1
         if is_neutral:
             self.counters.failures["policy"] += 1
-        elif self._assumes(pod) and names:
+        elif self._assumes(pod) and candidates:
             # Until its binding is seen, the pod counts where it will most likely go; else all pods of a burst would see the same nodes.
-            self._pods.assume(pod, names[best], now=scored.at)
-        self._count_reasons(scores)
+            self._pods.assume(pod, candidates[best], now=scored.at)
+        for code, count in counts.items():
+            if count:
+                self.counters.reasons[_REASON_NAMES[code]] += count
         self.counters.ignored_wishes += choice.ignored
         is_shadow = self._config.shadow
         self.counters.outcomes["neutral" if is_neutral else "shadow" if is_shadow else "scored"] += 1
@@ -255,11 +260,11 @@ class Decider:
                 pod=pod,
                 scheduler_name=choice.scheduler_name,
                 policy=choice.scorer.policy.name,
-                names=names,
+                candidates=candidates,
                 values=scored.values.astype(np.int8),
                 reasons=scores.reasons.astype(np.int8),
                 snapshot_age_seconds=max(0.0, scored.at - snapshot.made_at) if snapshot.made_at else None,
-                degraded=self._degraded(scores, scored.bound_to),
+                degraded=self._degraded(counts, scored.bound_to),
                 is_shadow=is_shadow,
                 scorer=choice.scorer,
                 columns=scored.columns,
@@ -267,33 +272,31 @@ class Decider:
             )
         )
         if is_shadow:
-            where, score = (names[best], int(scored.values[best])) if names else ("none", 0)
+            where, score = (candidates[best], int(scored.values[best])) if candidates else ("none", 0)
             logger.info("shadow: pod %s/%s would go to %s with %s", pod.namespace, pod.name, where, score)
 
     def _assumes(self, pod: Pod) -> bool:
         return bool(self._config.assume_seconds and pod.uid) and not self._config.shadow
 
-    def _degraded(self, scores: Scores, bound_to: str) -> str:
-        codes = np.bincount(scores.reasons, minlength=1)
-        unmeasured = sum(int(count) for code, count in enumerate(codes.tolist()) if count and Reason(code) not in _MEASURED)
+    def _degraded(self, counts: Mapping[int, int], bound_to: str) -> str:
+        unmeasured = sum(count for code, count in counts.items() if code not in _MEASURED)
         sentences = [self._sources.problem()]
         if unmeasured:
-            sentences.append(f"{unmeasured} of {len(scores.names)} nodes without usable metrics")
+            sentences.append(f"{unmeasured} of {sum(counts.values())} nodes without usable metrics")
         if bound_to:
             sentences.append(f"answered too late: the pod was bound to {bound_to} before")
         return "; ".join(filter(None, sentences))
 
-    def _count_reasons(self, scores: Scores) -> None:
-        for code, count in enumerate(np.bincount(scores.reasons, minlength=1).tolist()):
-            if count:
-                self.counters.reasons[str(Reason(code))] += count
-
-    def _encode(self, names: tuple[str, ...], scores: list[int], *, nodes: tuple[str, ...] = (), rows: Sequence[int] = ()) -> bytes:
+    def _encode(self, scored: _Scored) -> bytes:
         if self._config.shadow:
             return NO_SCORES
-        if self._config.scale != MAX_NODE_SCORE:
-            scores = list(map(to_short_scale, scores))
-        return self._encoder.encode(names, scores, nodes=nodes, rows=rows)
+        values = self._scaled(scored.values)
+        if scored.rows is None:
+            return encode_priorities(scored.scores.names, values.tolist())
+        return self._encoder.encode(scored.columns.snapshot.nodes, scored.rows, values)
+
+    def _scaled(self, score: NumberT) -> NumberT:
+        return score if self._config.scale == MAX_NODE_SCORE else to_short_scale(score)
 
     def _note_failure(self, error: Exception, pod: Pod | None, told: str) -> None:
         """Count a failure, and log it unless it is the last one of its cause again."""
@@ -303,12 +306,6 @@ class Decider:
             self._last_failures[cause] = repr(error)
             name = "a pod that cannot be read" if pod is None else f"pod {pod.namespace}/{pod.name}"
             logger.error("the answer on %s failed: %s; the same again is only counted", name, told, exc_info=error)
-
-
-def _all_rows(columns: NodeColumns) -> list[int]:
-    """Answer where each candidate stands in the snapshot; empty where one does not."""
-    rows = columns.rows
-    return [] if rows is None or bool((rows < 0).any()) else rows.tolist()
 
 
 def _read_pod(text: bytes) -> Pod:

@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trimaran_client.explain import Explanation
+from trimaran_client.extender.wire import pick
 from trimaran_client.policies.base import NodeColumns, Reason, Scores
 from trimaran_client.resources import Pod
 from trimaran_client.scorer import Scorer
+from trimaran_client.units import IntArray
 
 # Columns hold on to snapshots and pods in flight; the last few decisions are those that people ask about, and fewer in a great burst: each
 # remembers some 100 bytes of each pod in flight, and the pods of the last twenty minutes are.
@@ -21,6 +23,32 @@ _EXPLAINABLE = 64
 _MOST_EXPLAINABLE_PODS = 500_000
 # Ten times the nodes of the largest clusters, for those that come and go.
 _MOST_SHARED_NAMES = 50_000
+
+
+class Candidates:
+    """
+    The candidates of a decision, by name.
+
+    Args:
+        nodes: Strings that are there already, so that decisions do not each hold theirs.
+        rows: Where each candidate stands among them, shape (candidates,); ``None`` = they are the candidates.
+    """
+
+    __slots__ = ("_nodes", "_rows")
+
+    def __init__(self, nodes: tuple[str, ...], rows: IntArray | None = None) -> None:
+        self._nodes = nodes
+        self._rows = None if rows is None else rows.astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self._nodes if self._rows is None else self._rows)
+
+    def __getitem__(self, index: int) -> str:
+        return self._nodes[index if self._rows is None else self._rows[index]]
+
+    def names(self) -> tuple[str, ...]:
+        """List all of them."""
+        return self._nodes if self._rows is None else pick(self._nodes, self._rows.tolist())
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +61,7 @@ class Decision:
         pod: The pod.
         scheduler_name: Whose pod it is.
         policy: What scored it.
-        names: The candidates.
+        candidates: The candidates.
         values: Their scores, 0 to 100, shape (nodes,).
         reasons: :class:`Reason` codes, shape (nodes,).
         snapshot_age_seconds: How old the measured load was; ``None`` where there was none.
@@ -48,7 +76,7 @@ class Decision:
     pod: Pod
     scheduler_name: str
     policy: str
-    names: tuple[str, ...]
+    candidates: Candidates
     values: npt.NDArray[np.int8]
     reasons: npt.NDArray[np.int8]
     snapshot_age_seconds: float | None
@@ -57,6 +85,11 @@ class Decision:
     scorer: Scorer = field(repr=False)
     columns: NodeColumns | None = field(repr=False)
     bound_to: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Answer the names of the candidates; made anew each time."""
+        return self.candidates.names()
 
     def scores(self) -> Scores:
         """Answer the scores as a policy gives them."""
@@ -161,7 +194,7 @@ class DecisionLog:
 
 def _count_pods(decision: Decision) -> int:
     pods = None if decision.columns is None else decision.columns.pods
-    return 0 if pods is None else len(pods.in_flight)
+    return 0 if pods is None else len(pods)
 
 
 def view_ranked(scores: Scores) -> list[DecidedNode]:
@@ -172,15 +205,16 @@ def view_ranked(scores: Scores) -> list[DecidedNode]:
 def view_decision(decision: Decision, *, most_nodes: int) -> DecisionView:
     """Tell a decision with its best *most_nodes* candidates."""
     order = np.argsort(-decision.values.astype(np.int64), kind="stable")[:most_nodes].tolist()
-    nodes = [DecidedNode(decision.names[row], int(decision.values[row]), str(Reason(int(decision.reasons[row])))) for row in order]
-    row_of_bound = decision.names.index(decision.bound_to) if decision.bound_to in decision.names else None
+    names = decision.names
+    nodes = [DecidedNode(names[row], int(decision.values[row]), str(Reason(int(decision.reasons[row])))) for row in order]
+    row_of_bound = names.index(decision.bound_to) if decision.bound_to in names else None
     return DecisionView(
         made_at=round(decision.made_at, 3),
         pod=f"{decision.pod.namespace}/{decision.pod.name}",
         uid=decision.pod.uid,
         scheduler_name=decision.scheduler_name,
         policy=decision.policy,
-        node_count=len(decision.names),
+        node_count=len(names),
         nodes=nodes,
         reasons={str(Reason(code)): count for code, count in enumerate(np.bincount(decision.reasons, minlength=1).tolist()) if count},
         bound_to=decision.bound_to,

@@ -16,23 +16,21 @@ from aiohttp.typedefs import Handler
 from cachetools import TTLCache
 
 from trimaran_client import ops
+from trimaran_client.direct import Answer, Head
 from trimaran_client.explain import explain_columns
 from trimaran_client.extender.decider import Decider
 from trimaran_client.extender.decisions import DecisionView, ExplainView, view_decision, view_ranked
 from trimaran_client.extender.telemetry import Telemetry
 from trimaran_client.extender.wire import ExtenderBodyError
 from trimaran_client.policies.base import Scores
-from trimaran_client.ready import ReadyResponse, is_usual
 
 logger = logging.getLogger(__name__)
 
 DECIDER: Final = web.AppKey("decider", Decider)
-TELEMETRY: Final = web.AppKey("telemetry", Telemetry)
-TOLD: Final = web.AppKey("told", TTLCache[str, bool])
 TELLER: Final = web.AppKey("teller", ThreadPoolExecutor)
 # Full node objects of some thousand nodes.
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
-_VERBS: Final = ("/prioritize", "/filter")
+VERB_PATHS: Final = ("/prioritize", "/filter")
 _DEFAULT_DECISIONS: Final = 50
 _MOST_DECISIONS: Final = 1000
 _DEFAULT_NODES: Final = 10
@@ -46,36 +44,65 @@ _JSON: Final = {"Content-Type": "application/json"}
 _OLD_HINT: Final = "the numbers of this decision are gone: it is explained by what is known now, when the pod itself counts where it is"
 
 
+class Warnings:
+    """Log what a scheduler itself does not show, and the same again not for a while: it may come with every pod."""
+
+    def __init__(self) -> None:
+        self._told: TTLCache[str, bool] = TTLCache(_MOST_WARNINGS, _REPEAT_SECONDS)
+
+    def tell(self, sentence: str) -> None:
+        """Log a sentence, unless it was logged a moment ago."""
+        if sentence not in self._told:
+            self._told[sentence] = True
+            logger.warning(sentence)
+
+
+class Verbs:
+    """
+    Answer a scheduler's two verbs, however its question came.
+
+    Args:
+        decider: What decides.
+        telemetry: Where the time that it takes is told.
+        warnings: Where what is wrong with a question is told.
+    """
+
+    def __init__(self, decider: Decider, telemetry: Telemetry, warnings: Warnings) -> None:
+        self._warnings = warnings
+        decides = (decider.prioritize, decider.filter)
+        self._verbs = {path: (decide, telemetry.durations.labels(path[1:])) for path, decide in zip(VERB_PATHS, decides, strict=True)}
+
+    def respond(self, head: Head, body: bytes) -> Answer | None:
+        """Answer a usual request; ``None`` where it is another path or method."""
+        return self.answer(head.target, body) if head.method == "POST" and head.target in self._verbs else None
+
+    async def post(self, request: web.Request) -> web.Response:
+        """Answer one that is not usual."""
+        status, headers, body = self.answer(request.path, await request.read())
+        return web.Response(status=status, headers=headers, body=body)
+
+    def answer(self, path: str, body: bytes) -> Answer:
+        """Answer the body of a question to one of the two paths."""
+        decide, durations = self._verbs[path]
+        started = time.perf_counter()
+        try:
+            answer = decide(body)
+        except ExtenderBodyError as error:
+            self._warnings.tell(f"{path}: a body that cannot be read is answered with 400: {error}")
+            return Answer(400, {}, b"")
+        durations.observe(time.perf_counter() - started)
+        return Answer(200, _JSON, answer)
+
+
+WARNINGS: Final = web.AppKey("warnings", Warnings)
+VERBS: Final = web.AppKey("verbs", Verbs)
+
+
 class DecisionsView(msgspec.Struct, frozen=True):
     """Answer of ``GET /api/v1/decisions``: newest first; ``total`` counts those that are remembered."""
 
     decisions: list[DecisionView]
     total: int
-
-
-async def post_prioritize(request: web.Request) -> web.StreamResponse:
-    """Answer the scores of the nodes that were sent."""
-    return await _answer(request, "prioritize")
-
-
-async def post_filter(request: web.Request) -> web.StreamResponse:
-    """Answer the nodes that remain."""
-    return await _answer(request, "filter")
-
-
-async def _answer(request: web.Request, verb: str) -> web.StreamResponse:
-    body = await request.read()
-    started = time.perf_counter()
-    decider = request.app[DECIDER]
-    try:
-        answer = decider.prioritize(body) if verb == "prioritize" else decider.filter(body)
-    except ExtenderBodyError as error:
-        _warn(request, f"/{verb}: a body that cannot be read is answered with 400: {error}")
-        return web.Response(status=400)
-    request.app[TELEMETRY].durations.labels(verb).observe(time.perf_counter() - started)
-    if is_usual(request):
-        return ReadyResponse(200, _JSON, answer)
-    return web.Response(body=answer, headers=_JSON)
 
 
 async def get_decisions(request: web.Request) -> web.Response:
@@ -142,31 +169,19 @@ async def refuse_quietly(request: web.Request, handler: Handler) -> web.StreamRe
 
     A scheduler drops its connection over a reply that it does not read to the end.
     """
-    if request.path not in _VERBS:
+    if request.path not in VERB_PATHS:
         if request.method == "POST":
             told = "a scheduler is to ask for /prioritize or /filter: check its urlPrefix, prioritizeVerb and filterVerb"
-            _warn(request, f"POST {request.path[:_MOST_SHOWN]} is answered with 404; {told}")
+            request.app[WARNINGS].tell(f"POST {request.path[:_MOST_SHOWN]} is answered with 404; {told}")
         return await ops.error_middleware(request, handler)
     try:
         return await handler(request)
     except web.HTTPRequestEntityTooLarge:
         told = "is refused with 413; set nodeCacheCapable: true, so that only names are sent"
-        _warn(request, f"{request.path}: a body of more than {MAX_BODY_BYTES} bytes {told}")
+        request.app[WARNINGS].tell(f"{request.path}: a body of more than {MAX_BODY_BYTES} bytes {told}")
         return web.Response(status=413, headers={"Connection": "close"})
     except web.HTTPException as error:
         return web.Response(status=error.status, headers={"Allow": "POST"} if error.status == 405 else None)
-
-
-def _warn(request: web.Request, told: str) -> None:
-    """Log what a scheduler itself does not show, and the same again not for a while: it may come with every pod."""
-    if told not in request.app[TOLD]:
-        request.app[TOLD][told] = True
-        logger.warning(told)
-
-
-def make_told() -> TTLCache[str, bool]:
-    """Make the memory of what was logged a moment ago."""
-    return TTLCache(_MOST_WARNINGS, _REPEAT_SECONDS)
 
 
 def _count(request: web.Request, name: str, *, default: int, most: int) -> int:

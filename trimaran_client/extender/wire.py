@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from typing import Annotated, Final, TypeVar
 
 import msgspec
+import numpy as np
+
+from trimaran_client.units import IntArray
 
 MAX_SCORE: Final = 100
 ValueT = TypeVar("ValueT")
+NumberT = TypeVar("NumberT", int, IntArray)
 # A scheduler multiplies scores by the weight and by 10, so that 10 is what a user who cannot change weights needs.
 SHORT_SCALE: Final = 10
 # Kubernetes is made for 5,000 nodes. Millions of names fit into a body, would take seconds, and stay remembered.
@@ -91,7 +95,8 @@ def decode_args(body: bytes) -> ExtenderArgs:
         raise ExtenderBodyError(f"not what a kube-scheduler sends: a pod of {len(bytes(args.pod))} bytes, more than any API server takes")
     pod = bytes(args.pod) or b"null"
     if isinstance(args.node_names, list):
-        return ExtenderArgs(pod, tuple(dict.fromkeys(args.node_names)), None)
+        names = args.node_names
+        return ExtenderArgs(pod, tuple(names if len(set(names)) == len(names) else dict.fromkeys(names)), None)
     if not isinstance(args.nodes, _NodeList):
         return ExtenderArgs(pod, None, None)
     return ExtenderArgs(pod, None, tuple(map(bytes, args.nodes.items)) if isinstance(args.nodes.items, list) else ())
@@ -114,37 +119,50 @@ def _with_canonical_keys(body: bytes) -> bytes:
     return _encoder.encode(fields)
 
 
+def encode_priorities(names: Iterable[str], scores: Iterable[int]) -> bytes:
+    """Write the score of each name, 0 to 100, as the bare array that a scheduler reads."""
+    return _array(_head(name) + _TAILS[score] for name, score in zip(names, scores, strict=True))
+
+
 class PriorityEncoder:
     """
-    Write the scores of nodes as the bare array that a scheduler reads.
+    Write the scores of nodes of a snapshot as :func:`encode_priorities` does.
 
-    The part of each node before its score is made once for the nodes of a snapshot: writing 5,000 of them anew takes 1.5 ms, joining 0.3.
+    What is written of a node stays until its score is another: in a burst of pods nearly all of it stands from the last time, and 5,000
+    nodes take 0.1 ms instead of 1.5.
     """
 
     def __init__(self) -> None:
         self._nodes: tuple[str, ...] = ()
         self._heads: list[bytes] = []
+        self._parts: list[bytes] = []
+        self._scores = np.empty(0, dtype=np.int64)
 
-    def encode(self, names: Sequence[str], scores: Iterable[int], *, nodes: tuple[str, ...] = (), rows: Sequence[int] = ()) -> bytes:
+    def encode(self, nodes: tuple[str, ...], rows: IntArray, scores: IntArray) -> bytes:
         """
-        Write the score of each name, 0 to 100.
+        Write the score of each candidate.
 
         Args:
-            names: The nodes.
-            scores: As many.
-            nodes: The nodes of a snapshot.
-            rows: Where each of *names* stands among them; empty where one does not.
+            nodes: The nodes of the snapshot.
+            rows: Where each candidate stands among them, shape (candidates,).
+            scores: 0 to 100, shape (candidates,).
         """
-        if rows and nodes is not self._nodes:
+        if nodes is not self._nodes:
             if nodes != self._nodes:
                 self._heads = [_head(name) for name in nodes]
+                self._parts = [b""] * len(nodes)
+                self._scores = np.full(len(nodes), -1)
             self._nodes = nodes
-        if not names:
-            return b"[]"
-        parts = [b""] * (2 * len(names))
-        parts[::2] = pick(self._heads, rows) if rows else map(_head, names)
-        parts[1::2] = map(_TAILS.__getitem__, scores)
-        return b"[%b]" % b"".join(parts)[:-1]
+        changed = self._scores.take(rows) != scores
+        changed_rows, changed_scores = rows[changed], scores[changed]
+        self._scores[changed_rows] = changed_scores
+        for row, score in zip(changed_rows.tolist(), changed_scores.tolist(), strict=True):
+            self._parts[row] = self._heads[row] + _TAILS[score]
+        return _array(pick(self._parts, rows.tolist()))
+
+
+def _array(parts: Iterable[bytes]) -> bytes:
+    return b"[%b]" % b"".join(parts)[:-1]
 
 
 def pick(values: Sequence[ValueT], rows: Sequence[int]) -> tuple[ValueT, ...]:
@@ -172,9 +190,9 @@ def encode_filtered(args: ExtenderArgs, names: tuple[str, ...], failed: Mapping[
     return _encoder.encode(_FilterResult({"items": kept}, None, refused))
 
 
-def to_short_scale(score: int) -> int:
+def to_short_scale(score: NumberT) -> NumberT:
     """
-    Bring a score of 0 to 100 to 0 to 10, in proportion; halves go up.
+    Bring scores of 0 to 100 to 0 to 10, in proportion; halves go up.
 
     >>> to_short_scale(98), to_short_scale(28), to_short_scale(5), to_short_scale(0)
     (10, 3, 1, 0)

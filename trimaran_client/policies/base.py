@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
@@ -15,7 +15,7 @@ from trimaran_client.assigned import PodsView
 from trimaran_client.capacities import CapacitiesView
 from trimaran_client.prediction import PredictedPart
 from trimaran_client.resources import CPU, MEMORY, Pod
-from trimaran_client.snapshot import LoadSnapshot, MetricSelector, Pick, take_codes, take_rows
+from trimaran_client.snapshot import LoadSnapshot, MetricSelector, Pick, Selection, take_codes, take_rows
 from trimaran_client.units import BoolArray, FloatArray, IntArray, freeze
 
 MIN_NODE_SCORE = 0
@@ -95,7 +95,7 @@ class ResourceColumns:
 
     __slots__ = ("_known", "_name", "_nodes")
 
-    def __init__(self, nodes: NodeColumns, name: str, known: dict[tuple[str, str], FloatArray]) -> None:
+    def __init__(self, nodes: NodeColumns, name: str, known: dict[Hashable, FloatArray]) -> None:
         self._nodes = nodes
         self._name = name
         self._known = known
@@ -142,17 +142,33 @@ class ResourceColumns:
         return known
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class NodeSelection:
     """
     The metric that counts for each candidate, shape (nodes,); NaN and -1 where none does.
 
-    ``keys`` are indexes into ``snapshot.metrics.key_names``, ``positions`` into the table itself.
+    Args:
+        chosen: The metric that counts for each node of a snapshot.
+        rows: The row of each candidate in it, -1 where it has none; ``None`` = they are the candidates.
     """
 
-    values: FloatArray
-    keys: IntArray
-    positions: IntArray
+    chosen: Selection
+    rows: IntArray | None = None
+
+    @cached_property
+    def values(self) -> FloatArray:
+        """Answer its values."""
+        return self.chosen.values if self.rows is None else take_rows(self.chosen.values, self.rows)
+
+    @cached_property
+    def keys(self) -> IntArray:
+        """Answer what it is, as indexes into ``snapshot.metrics.key_names``."""
+        return self.chosen.keys if self.rows is None else take_codes(self.chosen.keys, self.rows)
+
+    @cached_property
+    def positions(self) -> IntArray:
+        """Answer where it stands in the table of metrics."""
+        return self.chosen.positions if self.rows is None else take_codes(self.chosen.positions, self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +185,8 @@ class NodeColumns:
         pod_rows: The row of each candidate in ``pods.totals``, -1 where it has no pods.
         capacities: What nodes have, where that is known apart from the snapshot.
         capacity_rows: The row of each candidate there, -1 where it is not known.
+        whole: All nodes of the same snapshot with the same capacities, shared by many decisions; ``None`` where a candidate is none of
+            them.
     """
 
     names: tuple[str, ...]
@@ -179,6 +197,22 @@ class NodeColumns:
     pod_rows: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     capacities: CapacitiesView | None = None
     capacity_rows: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    whole: NodeColumns | None = field(default=None, repr=False)
+
+    def derive(self, what: Hashable, compute: Callable[[NodeColumns], FloatArray]) -> FloatArray:
+        """
+        Compute columns that follow from snapshot and capacities alone, shape (…, nodes): once for all nodes, and gathered here.
+
+        Args:
+            what: What they are, the same for the same *compute*.
+            compute: Computes them; it must not look at pods or the present.
+        """
+        source = self if self.whole is None else self.whole
+        known = source.derived.get(what)
+        if known is None:
+            known = source.derived[what] = compute(source)
+            freeze(known)
+        return known if source is self or self.rows is None else known.take(self.rows, axis=-1)
 
     def metric(self, metric_type: str, operators: tuple[str, ...], *, pick: Pick = "last") -> FloatArray:
         """Select a metric of the candidates, as :meth:`LoadSnapshot.column` does; NaN = absent."""
@@ -186,19 +220,18 @@ class NodeColumns:
 
     def select(self, selector: MetricSelector) -> NodeSelection:
         """Select a metric of the candidates, and tell which one it was."""
-        chosen = self.snapshot.select(selector)
-        if self.rows is None:
-            return NodeSelection(chosen.values, chosen.keys, chosen.positions)
-        if self._has_rows:
-            return NodeSelection(chosen.values.take(self.rows), chosen.keys.take(self.rows), chosen.positions.take(self.rows))
-        return NodeSelection(
-            take_rows(chosen.values, self.rows), take_codes(chosen.keys, self.rows), take_codes(chosen.positions, self.rows)
-        )
+        return NodeSelection(self.snapshot.select(selector), self.rows)
 
     @cached_property
     def sampled_at(self) -> FloatArray:
         """Answer when each candidate was measured, Unix seconds; NaN = never, or not known."""
         return self._take(self.snapshot.sampled_at)
+
+    @cached_property
+    def newest_sampled_at(self) -> float:
+        """Answer when the newest measurement of all nodes was made, Unix seconds; NaN without any."""
+        source = self if self.whole is None else self.whole
+        return source.newest_sampled_at if source is not self else float(np.fmax.reduce(self.sampled_at, initial=math.nan))
 
     @cached_property
     def sample_seconds(self) -> FloatArray:
@@ -222,7 +255,7 @@ class NodeColumns:
 
     def resource(self, name: str) -> ResourceColumns:
         """Answer what the candidates have of a resource and what their pods hold of it, base units (millicores, else whole units)."""
-        return ResourceColumns(self, name, self._columns)
+        return ResourceColumns(self, name, self.derived)
 
     @cached_property
     def candidates_of_pods(self) -> IntArray:
@@ -259,17 +292,14 @@ class NodeColumns:
         return np.where(self.pod_rows >= 0, take_rows(totals[column], self.pod_rows), 0.0)
 
     @cached_property
-    def _columns(self) -> dict[tuple[str, str], FloatArray]:
+    def derived(self) -> dict[Hashable, FloatArray]:
+        """Answer the columns that were computed so far."""
         return {}
 
     def _take(self, column: FloatArray) -> FloatArray:
         if self.rows is None:
             return column
-        return column.take(self.rows) if self._has_rows else take_rows(column, self.rows)
-
-    @cached_property
-    def _has_rows(self) -> bool:
-        return self.rows is None or not len(self.rows) or bool(self.rows.min() >= 0)
+        return take_rows(column, self.rows) if self.whole is None else column.take(self.rows)
 
     @cached_property
     def _has_capacities(self) -> BoolArray:

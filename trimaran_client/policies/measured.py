@@ -14,7 +14,7 @@ import numpy as np
 from trimaran_client import wire
 from trimaran_client.policies.arguments import ANY_METRIC, MetricChoice
 from trimaran_client.policies.base import MetricUse, NodeColumns, NodeSelection
-from trimaran_client.snapshot import MetricSelector
+from trimaran_client.snapshot import MetricSelector, Selection
 from trimaran_client.units import BoolArray, FloatArray
 
 _UNNAMED = ""
@@ -67,11 +67,12 @@ def _first_of(one: NodeSelection, other: NodeSelection) -> NodeSelection:
     absent = np.isnan(one.values)
     if not absent.any():
         return one
-    return NodeSelection(
+    chosen = Selection(
         np.where(absent, other.values, one.values),
         np.where(absent, other.keys, one.keys),
         np.where(absent, other.positions, one.positions),
     )
+    return NodeSelection(chosen)
 
 
 def fresh(nodes: NodeColumns, measured: Measured, max_age_seconds: float) -> BoolArray:

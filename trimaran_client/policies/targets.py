@@ -107,7 +107,7 @@ def make_prediction(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Target:
     """
     One resource, ready to be scored: its selector and prediction made, once for the life of the policy.
@@ -141,6 +141,24 @@ class Target:
             full_amount=target.full_amount,
         )
 
+    @np.errstate(all="ignore")
+    def measure(self, nodes: NodeColumns) -> FloatArray:
+        """
+        Answer what does not depend on pods, shape (4, nodes).
+
+        In turn the metric in percent; the amount that is; the capacity; and the time from which on the metric's age counts, Unix seconds,
+        NaN where the metric cannot be used at all. Upstream asks for no age.
+        """
+        measured = _measured_percent(self, nodes, nodes.select(self.selector))
+        capacity = nodes.resource(self.resource).capacity
+        if self.is_upstream:
+            capacity = np.where(np.isnan(capacity), 0.0, capacity)
+            counts_from = np.where(np.isnan(measured), math.nan, math.inf)
+        else:
+            capacity = np.where(capacity > 0, capacity, math.nan)
+            counts_from = np.where(np.isfinite(measured) & (measured >= 0), nodes.sampled_at, math.nan)
+        return np.stack([measured, measured / 100.0 * capacity, capacity, counts_from])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UtilizationTerms:
@@ -171,16 +189,9 @@ def compute_terms(target: Target, pod: Pod, nodes: NodeColumns, *, max_age_secon
     """
     pod_amount = target.prediction.predict(pod)
     selection = nodes.select(target.selector)
-    measured = _measured_percent(target, nodes, selection)
+    measured, used, capacity, counts_from = nodes.derive(target, target.measure)
     shares, in_flight = _in_flight(target, nodes, selection)
-    capacity = nodes.resource(target.resource).capacity
-    if target.is_upstream:
-        is_measured = ~np.isnan(measured)
-        capacity = np.where(np.isnan(capacity), 0.0, capacity)
-    else:
-        is_measured = np.isfinite(measured) & (measured >= 0) & (nodes.age_seconds <= max_age_seconds)
-        capacity = np.where(capacity > 0, capacity, math.nan)
-    used = measured / 100.0 * capacity
+    is_measured = nodes.now - counts_from <= max_age_seconds
     predicted = 100.0 * (used + float(pod_amount) + in_flight) / capacity
     if target.is_upstream:
         predicted = np.where(capacity == 0, 0.0, predicted)
@@ -210,7 +221,7 @@ def _measured_percent(target: Target, nodes: NodeColumns, selection: NodeSelecti
 
 def _in_flight(target: Target, nodes: NodeColumns, selection: NodeSelection) -> tuple[FloatArray, FloatArray]:
     """Answer how much of each pod in flight counts, and what they use on each node."""
-    if nodes.pods is None or not nodes.pods.in_flight:
+    if not nodes.pods:
         return np.empty(0), np.zeros(len(nodes.names))
     window_end_at = nodes.snapshot.window_end_at
     shares = unreported_upstream(nodes.pods, window_end_at) if target.is_upstream else uncovered_shares(nodes, selection)

@@ -7,7 +7,7 @@ import pytest
 from tests.builders import NOW, make_snapshot
 from trimaran_client.assigned import AssignedPods
 from trimaran_client.extender import decisions as module
-from trimaran_client.extender.decisions import Decision, DecisionLog, view_decision
+from trimaran_client.extender.decisions import Candidates, Decision, DecisionLog, view_decision
 from trimaran_client.extender.events import _make_event, tell
 from trimaran_client.policies.target_load_packing import TargetLoadPacking
 from trimaran_client.resources import Container, Pod
@@ -29,7 +29,7 @@ def make_decision(name: str = "p", *, uid: str | None = None, **more: Any) -> De
         "pod": pod,
         "scheduler_name": "trimaran",
         "policy": "TargetLoadPacking",
-        "names": scores.names,
+        "candidates": Candidates(SNAPSHOT.nodes, SNAPSHOT.rows_of(scores.names)),
     }
     fields |= {"values": scores.values, "reasons": scores.reasons, "snapshot_age_seconds": 3.25, "degraded": "", "is_shadow": False}
     return Decision(**fields | {"scorer": scorer, "columns": columns} | more)

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from trimaran_client.extender.wire import (
@@ -12,6 +13,7 @@ from trimaran_client.extender.wire import (
     PriorityEncoder,
     decode_args,
     encode_filtered,
+    encode_priorities,
     to_short_scale,
 )
 
@@ -96,30 +98,38 @@ class TestQuestion:
             decode_args(body)
 
 
+NODES = ('quote"back\\', "plain", "línea\n")
+
+
+def encode(encoder: PriorityEncoder, nodes: tuple[str, ...], scores: dict[str, int]) -> bytes:
+    rows, values = ([nodes.index(name) for name in scores], [*scores.values()])
+    return encoder.encode(nodes, np.array(rows, dtype=np.int64), np.array(values, dtype=np.int64))
+
+
 class TestScores:
     """What kube-scheduler makes of a reply: one element with a fraction, a text or a number beyond int64 spoils all of it."""
 
     def test_are_a_bare_array_of_hosts_and_whole_numbers(self) -> None:
-        assert PriorityEncoder().encode(["a", "b"], [0, 100]) == b'[{"Host":"a","Score":0},{"Host":"b","Score":100}]'
+        assert encode_priorities(["a", "b"], [0, 100]) == b'[{"Host":"a","Score":0},{"Host":"b","Score":100}]'
 
     def test_of_no_nodes_are_an_array_too(self) -> None:
-        assert PriorityEncoder().encode([], []) == b"[]"
+        assert encode_priorities([], []) == b"[]"
+        assert encode(PriorityEncoder(), NODES, {}) == b"[]"
 
-    @pytest.mark.parametrize("rows", [[1, 0], []])
-    def test_of_known_and_of_unknown_nodes_are_written_alike(self, rows: list[int]) -> None:
+    def test_of_known_and_of_unknown_nodes_are_written_alike(self) -> None:
+        """From whatever was written of the same nodes before."""
         encoder = PriorityEncoder()
-        names = ('quote"back\\', "línea\n")
-        for _ in range(2):
-            written = encoder.encode(names, [1, 2], nodes=(names[1], names[0]), rows=rows)
-            assert json.loads(written) == [{"Host": names[0], "Score": 1}, {"Host": names[1], "Score": 2}]
+        for scores in ({NODES[2]: 1, NODES[0]: 2}, {NODES[2]: 1, NODES[0]: 100}, {NODES[0]: 100}, dict.fromkeys(NODES, 0), {NODES[1]: 7}):
+            assert encode(encoder, NODES, scores) == encode_priorities(scores, scores.values())
 
     def test_a_newer_snapshot_brings_its_own_names(self) -> None:
         encoder = PriorityEncoder()
         for name in ("old", "new"):
-            assert json.loads(encoder.encode((name,), [7], nodes=(name,), rows=[0])) == [{"Host": name, "Score": 7}]
+            assert json.loads(encode(encoder, (name,), {name: 7})) == [{"Host": name, "Score": 7}]
 
     def test_report_73_the_short_scale_is_in_proportion(self) -> None:
-        assert [to_short_scale(score) for score in (98, 28, 0, 100, 4, 5, 14, 15)] == [10, 3, 0, 10, 0, 1, 1, 2]
+        scores = [98, 28, 0, 100, 4, 5, 14, 15]
+        assert list(map(to_short_scale, scores)) == to_short_scale(np.array(scores)).tolist() == [10, 3, 0, 10, 0, 1, 1, 2]
 
 
 class TestFilter:

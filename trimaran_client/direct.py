@@ -1,0 +1,251 @@
+"""
+Usual requests answered from their bytes; everything else, and every doubt, is aiohttp's.
+
+A scheduler waits for each answer, and on its way through aiohttp a short one takes five times as long as it takes to make. So a connection
+begins here: while it brings whole, plain requests whose answers are ready, they are answered at once. The first that is not so hands the
+connection over to aiohttp for good, with all that was received of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple, cast
+
+from aiohttp import web
+from aiohttp.helpers import rfc822_formatted_time
+from aiohttp.http import SERVER_SOFTWARE
+
+from trimaran_client.ops import BACKLOG, KEEP_ALIVE_SECONDS, make_runner
+
+# What is longer is not usual.
+_LONGEST_HEAD_BYTES: Final = 4096
+# A copy of a short body costs less than a second buffer.
+_JOINED_BYTES: Final = 32768
+_HEAD: Final = re.compile(rb"(GET|POST) (/[!-~]*) HTTP/1\.1\r\n((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[ -~\t]*\r\n)+)\r\n")
+_LENGTH: Final = re.compile(r"[0-9]{1,18}")
+# What changes how a request is read, or what becomes of its connection.
+_UNUSUAL: Final = frozenset({"connection", "content-encoding", "expect", "te", "trailer", "transfer-encoding", "upgrade"})
+_STATUS_LINES: Final = {
+    200: "HTTP/1.1 200 OK\r\n",
+    304: "HTTP/1.1 304 Not Modified\r\n",
+    400: "HTTP/1.1 400 Bad Request\r\n",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """
+    The head of a usual request.
+
+    Args:
+        method: ``GET`` or ``POST``.
+        target: Path and query, as they were sent.
+        headers: Name in small letters → value; each stands once.
+        body_bytes: How long the body is.
+    """
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body_bytes: int
+
+
+class Answer(NamedTuple):
+    """A ready answer: 200, 304 (without a body) or 400; the headers are ours, and are not checked."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+Respond = Callable[[Head, bytes], Answer | None]
+"""From a request and its body to the answer, at once; ``None`` leaves it to aiohttp. It must not raise."""
+
+
+@lru_cache(maxsize=512)  # a client sends the same again and again, but for the length of its bodies
+def read_head(head: bytes) -> Head | None:
+    r"""
+    Read the head of a request, its empty line included; ``None`` for one that is not usual.
+
+    >>> read_head(b"GET /watcher?host=a HTTP/1.1\r\nHost: b\r\n\r\n").target
+    '/watcher?host=a'
+    """
+    found = _HEAD.fullmatch(head)
+    if found is None:
+        return None
+    headers: dict[str, str] = {}
+    for line in found[3].decode().split("\r\n")[:-1]:
+        name, _, value = line.partition(":")
+        name, value = name.lower(), value.strip(" \t")
+        if name in headers or (name in _UNUSUAL and (name, value.lower()) != ("connection", "keep-alive")):
+            return None
+        headers[name] = value
+    length = headers.get("content-length", "0")
+    if "host" not in headers or not _LENGTH.fullmatch(length):
+        return None
+    return Head(found[1].decode(), found[2].decode(), headers, int(length))
+
+
+class DirectConnection(asyncio.Protocol):
+    """One connection, until aiohttp takes it over."""
+
+    def __init__(self, front: DirectServer) -> None:
+        self._front = front
+        self._transport: asyncio.Transport
+        self._received = bytearray()
+        self._head: Head | None = None
+        self._body_at = 0
+        self._last_at = front.loop.time()
+        self._idle_timer = front.loop.call_later(KEEP_ALIVE_SECONDS, self._close_idle)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._front.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's
+        """Forget it."""
+        self._leave()
+
+    def pause_writing(self) -> None:
+        """Take no more requests of a client that does not read its answers."""
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        """Answer, once a request is whole."""
+        received = self._received
+        received += data
+        head = self._head
+        if head is None:
+            end = received.find(b"\r\n\r\n") + 4
+            head = self._head = read_head(bytes(received[:end])) if 4 <= end <= _LONGEST_HEAD_BYTES else None
+            self._body_at = end
+        if head is None or head.body_bytes > self._front.most_body_bytes:
+            self._hand_over()
+            return
+        size = self._body_at + head.body_bytes
+        if len(received) < size:
+            return
+        # More than one at once is not usual either.
+        answer = self._front.respond(head, bytes(received[self._body_at :])) if len(received) == size else None
+        if answer is None:
+            self._hand_over()
+            return
+        received.clear()
+        self._head = None
+        self._last_at = self._front.loop.time()
+        self._write(answer)
+
+    def _write(self, answer: Answer) -> None:
+        status, headers, body = answer
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        length = "" if status == 304 else f"Content-Length: {len(body)}\r\n"
+        end = f"Date: {rfc822_formatted_time()}\r\nServer: {SERVER_SOFTWARE}\r\n\r\n"
+        head = f"{_STATUS_LINES[status]}{lines}{length}{end}".encode()
+        if len(body) < _JOINED_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines([head, body])
+
+    def _hand_over(self) -> None:
+        self._leave()
+        handler = cast("asyncio.Protocol", self._front.make_handler())
+        self._transport.set_protocol(handler)
+        handler.connection_made(self._transport)
+        handler.data_received(bytes(self._received))
+
+    def _close_idle(self) -> None:
+        left_seconds = self._last_at + KEEP_ALIVE_SECONDS - self._front.loop.time()
+        if left_seconds > 0:
+            self._idle_timer = self._front.loop.call_later(left_seconds, self._close_idle)
+        else:
+            self._transport.close()
+
+    def _leave(self) -> None:
+        self._idle_timer.cancel()
+        self._front.connections.discard(self)
+
+    def close(self) -> None:
+        """End it once what was written is out."""
+        self._transport.close()
+
+
+class DirectServer:
+    """
+    What all connections of a server share.
+
+    Args:
+        make_handler: Makes the protocol that takes a connection over.
+        respond: What answers usual requests.
+        most_body_bytes: Requests with a longer body are handed over.
+    """
+
+    def __init__(self, make_handler: Callable[[], asyncio.BaseProtocol], respond: Respond, *, most_body_bytes: int = 0) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.make_handler = make_handler
+        self.respond = respond
+        self.most_body_bytes = most_body_bytes
+        self.connections: set[DirectConnection] = set()
+
+    def connect(self) -> DirectConnection:
+        """Make the protocol of a new connection."""
+        return DirectConnection(self)
+
+    def close(self) -> None:
+        """End all connections that aiohttp does not have."""
+        for each in tuple(self.connections):
+            each.close()
+
+
+@asynccontextmanager
+async def serving(
+    app: web.Application,
+    host: str,
+    port: int,
+    *,
+    respond: Respond,
+    shutdown_seconds: float,
+    most_body_bytes: int = 0,
+    handler_cancellation: bool = False,
+) -> AsyncIterator[tuple[str, int]]:
+    """
+    Serve *app*, with what *respond* answers in front of it.
+
+    Args:
+        app: The application.
+        host: The address to listen on; empty for all.
+        port: Its port; 0 for a free one.
+        respond: What answers usual requests at once.
+        shutdown_seconds: How long answers that are under way may take at the end.
+        most_body_bytes: Requests with a longer body are aiohttp's.
+        handler_cancellation: Whether a handler of *app* ends with its connection.
+
+    Yields:
+        Address and port, the first of them where there are several.
+
+    Raises:
+        OSError: If the address cannot be listened on.
+    """
+    runner = make_runner(app, shutdown_seconds=shutdown_seconds, handler_cancellation=handler_cancellation)
+    try:
+        await runner.setup()
+        front = DirectServer(cast("web.Server", runner.server), respond, most_body_bytes=most_body_bytes)
+        listener = await front.loop.create_server(front.connect, host or None, port, backlog=BACKLOG)
+        try:
+            yield listener.sockets[0].getsockname()[:2]
+        finally:
+            listener.close()
+            front.close()
+    finally:
+        await runner.cleanup()
