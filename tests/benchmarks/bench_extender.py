@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import re
 import socket
 import sys
 import tempfile
@@ -22,12 +23,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+import msgspec
 import yaml
 
 from tests.e2e.processes import choose_free_ports, running_process
 from tests.e2e.service import running_load_watcher
 from tests.e2e.waiting import NotYet, wait_for
-from tests.fakes.api_server import PODS, FakeApiServer, make_node
+from tests.fakes.api_server import PODS, FakeApiServer, WatchStream, make_node
 
 NODE_COUNT: Final = 5000
 EVENTS_PER_SECOND: Final = 100
@@ -73,12 +75,27 @@ async def serve_api(folder: Path) -> None:
     async with FakeApiServer() as server:
         server.put_nodes(*(make_node(f"node-{index:05}", cpu="8", memory="32Gi") for index in range(NODE_COUNT)))
         server.put(PODS, _pod(0, node="node-00000", scheduled_at=time.time()))
+        server.watch_scripts_of[PODS].append(_stream_pods)
         server.write_kubeconfig(folder / "kubeconfig")
-        for number in itertools.count(1):
-            server.put(PODS, _pod(number, node=f"node-{number % NODE_COUNT:05}", scheduled_at=time.time()))
-            if number > KEPT_PODS:
-                server.delete(PODS, f"default/web-{number - KEPT_PODS}")
-            await asyncio.sleep(1 / EVENTS_PER_SECOND)
+        await asyncio.Event().wait()
+
+
+async def _stream_pods(stream: WatchStream) -> None:
+    """Tell of pods that come, and of the oldest that go once there are enough, in turn; written with as little work as may be."""
+    template = msgspec.json.encode({"type": "TYPE", "object": _pod(1234567, node="NODE", scheduled_at=0.0)})
+    parts = re.split(rb"(TYPE|NODE|web-1234567|uid-1234567|1970-01-01T00:00:00Z)", template)
+    for tick in itertools.count():
+        is_gone = tick > 2 * KEPT_PODS and tick % 2
+        number = 10_000 + (tick // 2 - KEPT_PODS if is_gone else tick)
+        values = {
+            b"TYPE": b"DELETED" if is_gone else b"ADDED",
+            b"NODE": b"node-%05d" % (number % NODE_COUNT),
+            b"web-1234567": b"web-%d" % number,
+            b"uid-1234567": b"uid-%d" % number,
+            b"1970-01-01T00:00:00Z": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ").encode(),
+        }
+        await stream.send_bytes(b"".join([values.get(part, part) for part in parts]) + b"\n")
+        await asyncio.sleep(1 / EVENTS_PER_SECOND)
 
 
 async def bench(seconds: float) -> list[Row]:
@@ -91,7 +108,7 @@ async def bench(seconds: float) -> list[Row]:
         replay = {
             "METRICS_PROVIDER_NAME": "Recorded",
             "METRICS_PROVIDER_ADDRESS": str(recording),
-            "LOAD_WATCHER_REFRESH_SECONDS": "5",
+            "LOAD_WATCHER_REFRESH_SECONDS": "30",
             "LOAD_WATCHER_HISTORY": "off",
         }
         api: list[str | Path] = [sys.executable, "-m", "tests.benchmarks.bench_extender", "--api", folder]

@@ -93,7 +93,7 @@ ROWS = [
 
 @pytest.mark.parametrize(("path", "headers", "most"), ROWS)
 async def test_calls_of_a_request(watcher: Watcher, path: str, headers: Mapping[str, str], most: int) -> None:
-    """Functions called, those written in C among them; from the bytes of a request to those of its answer: a fifth above the 30, 30, 32 and 36 of today."""
+    """Functions called from the bytes of a request to those of its answer, C among them; a fifth above today's 30, 30, 32 and 36."""
     asker = Asker(watcher, path, headers)
     asker.ask()
     calls: Counter[str] = Counter()
