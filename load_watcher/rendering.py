@@ -7,11 +7,11 @@ Each is made once for a publication, however many ask for it, and kept until the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable
+import itertools
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from cachetools import LRUCache
 
@@ -31,6 +31,8 @@ CACHED_ANSWERS: Final = 16
 _USUAL: Final = (AVERAGE, STANDARD_DEVIATION)
 
 _T = TypeVar("_T")
+# The windows that our own history does not have, and why; ``None`` is the usual one.
+_Failures = dict[Window | None, HistoryError]
 
 
 class _Answers(Generic[_T]):
@@ -67,11 +69,6 @@ class _Answers(Generic[_T]):
         self._publication = None
 
 
-class _WindowKey(NamedTuple):
-    window: Window | None
-    operators: tuple[str, ...]
-
-
 class Renderer:
     """
     Make answers of a publication and our own history.
@@ -94,20 +91,18 @@ class Renderer:
         await self._windows.close()
         await self._columns.close()
 
-    async def render_window(self, publication: Publication, window: Window | None, operators: tuple[str, ...]) -> Snapshot:
+    async def render_window(self, publication: Publication, choice: Choice) -> Snapshot:
         """
         Answer the nodes with other statistics, or over another window, than the publication has; the newest values stay.
 
         Args:
             publication: Of what.
-            window: Exactly this one; ``None`` for 15 minutes, else 10, else 5, as each node has it.
-            operators: Such as ``AVG`` and ``P90``.
+            choice: At most one window, and then exactly that one.
 
         Raises:
-            HistoryError: If it is not held, or cannot be read; the message names what is held.
+            HistoryError: If what is asked for is not held, or cannot be read; the message names what is held.
         """
-        make = partial(self._make_window, publication, window, operators)
-        return await self._windows.get(publication, _WindowKey(window, operators), make)
+        return await self._windows.get(publication, choice, partial(self._make_window, publication, choice))
 
     async def encode_columns(self, publication: Publication, choice: Choice) -> Encoded:
         """Answer the bytes of :meth:`build_columns`."""
@@ -120,7 +115,7 @@ class Renderer:
         What the source averaged itself comes first; our own history has what the source lacks. A window that it does not hold is named with
         the reason, and the others are answered.
         """
-        aggregates, not_held = await self._aggregate(publication, choice)
+        aggregates, failures = await self._aggregate(publication, choice)
         snapshot = publication.snapshot
         build = partial(
             build_columns,
@@ -130,7 +125,7 @@ class Renderer:
             now=snapshot.made_at,
             stale_seconds=self._timing.stale_seconds,
             aggregates=aggregates,
-            not_held=not_held,
+            not_held=[NotHeld("" if window is None else str(window), str(error)) for window, error in failures.items()],
             withheld=snapshot.withheld,
         )
         return await self._in_thread(build)
@@ -142,40 +137,47 @@ class Renderer:
         columns = await self.build_columns(publication, choice)
         return await self._in_thread(lambda: encode(encode_json(columns)))
 
-    async def _make_window(self, publication: Publication, window: Window | None, operators: tuple[str, ...]) -> Snapshot:
-        aggregates = await self._compute(publication, window, operators)
-        return await self._in_thread(partial(self._encode_window, publication, window, aggregates))
+    async def _make_window(self, publication: Publication, choice: Choice) -> Snapshot:
+        aggregates, failures = await self._aggregate(publication, choice)
+        for window, error in failures.items():
+            by_source = {operator for _, operator in _find_averaged(publication.good, window)}
+            if not by_source or not by_source.issuperset({*choice.statistics} - {LATEST}):
+                raise error
+        return await self._in_thread(partial(self._encode_window, publication, choice, aggregates))
 
-    def _encode_window(self, publication: Publication, window: Window | None, aggregates: tuple[WindowAggregate, ...]) -> Snapshot:
-        good, snapshot = publication.good, publication.snapshot
-        newest = replace(good, columns={key: column for key, column in good.columns.items() if key.window is None})
+    def _encode_window(self, publication: Publication, choice: Choice, aggregates: Sequence[WindowAggregate]) -> Snapshot:
+        snapshot = publication.snapshot
         metrics = build_metrics(
-            newest,
+            publication.good,
             now=snapshot.made_at,
             stale_seconds=self._timing.stale_seconds,
-            window=window or self._timing.window,
+            window=choice.windows[0] if choice.windows else self._timing.window,
+            choice=choice,
             aggregates=aggregates,
             withheld=snapshot.withheld,
         )
         return encode_snapshot(metrics, made_at=snapshot.made_at, withheld=snapshot.withheld)
 
-    async def _aggregate(self, publication: Publication, choice: Choice) -> tuple[list[WindowAggregate], list[NotHeld]]:
+    async def _aggregate(self, publication: Publication, choice: Choice) -> tuple[Sequence[WindowAggregate], _Failures]:
+        """Compute what is asked for and the source did not average itself; and name the windows for which that is not possible."""
         if not choice.windows and not choice.statistics:
-            return list(publication.aggregates), []
+            return publication.aggregates, {}
         operators = tuple(each for each in choice.statistics or _USUAL if each != LATEST)
+        types = {key.metric_type for key in publication.good.columns}
         aggregates: list[WindowAggregate] = []
-        not_held: list[NotHeld] = []
+        failures: _Failures = {}
         for window in choice.windows or (None,):
-            wanted = _find_wanted(publication.good, window, operators)
-            if not wanted:
+            by_source = _find_averaged(publication.good, window)
+            wanted = set(itertools.product(types, operators)) - by_source
+            if not operators or (by_source and not wanted):
                 continue
             try:
                 computed = await self._compute(publication, window, operators)
             except HistoryError as error:
-                not_held.append(NotHeld("" if window is None else str(window), str(error)))
+                failures[window] = error
             else:
                 aggregates += [each for each in computed if (each.metric_type, each.operator) in wanted]
-        return aggregates, not_held
+        return aggregates, failures
 
     async def _compute(self, publication: Publication, window: Window | None, operators: tuple[str, ...]) -> tuple[WindowAggregate, ...]:
         if self._memory is None:
@@ -185,10 +187,6 @@ class Renderer:
         return await self._memory.compute_window(window, operators, publication.good.nodes, end_at=publication.windows_end_at)
 
 
-def _find_wanted(good: LastGood, window: Window | None, operators: tuple[str, ...]) -> set[tuple[str, str]]:
-    """Find the types and statistics that the source did not average itself over *window*; over any, where that is ``None``."""
-    of_source = {
-        (key.metric_type, key.operator) for key in good.columns if key.window is not None and (window is None or key.window == window)
-    }
-    types = {key.metric_type for key in good.columns if key.window is None}
-    return {(metric_type, operator) for metric_type in types for operator in operators} - of_source
+def _find_averaged(good: LastGood, window: Window | None) -> set[tuple[str, str]]:
+    """Find the types and statistics that the source averaged itself over *window*; over any, where that is ``None``."""
+    return {(key.metric_type, key.operator) for key in good.columns if key.window is not None and (window is None or key.window == window)}

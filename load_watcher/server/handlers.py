@@ -13,8 +13,8 @@ from load_watcher.history.errors import HistoryError
 from load_watcher.publication import Publication
 from load_watcher.server.errors import from_history, no_snapshot, provider_unhealthy, unknown_node, withheld_node
 from load_watcher.server.negotiation import is_held, list_accepted, prefers_gzip
-from load_watcher.server.parameters import parse_operators, parse_window
-from load_watcher.snapshot import Encoded, Reply
+from load_watcher.server.parameters import parse_statistics, parse_window
+from load_watcher.snapshot import Choice, Encoded, Reply
 from load_watcher.watcher import Watcher
 from trimaran_client.direct import Answer, Head, Respond
 
@@ -50,8 +50,10 @@ async def get_watcher(request: web.Request) -> web.Response:
     if not request.rel_url.raw_query_string:
         return answer_reply(request, *choose_encoding(list_accepted(request), snapshot))
     if "window" in request.query or "statistic" in request.query:
+        window = parse_window(request)
+        choice = Choice.of(() if window is None else (window,), parse_statistics(request, "statistic"))
         try:
-            snapshot = await watcher.renderer.render_window(publication, parse_window(request), parse_operators(request))
+            snapshot = await watcher.renderer.render_window(publication, choice)
         except HistoryError as error:
             raise from_history(error) from error
     node = request.query.get("host", "")

@@ -9,7 +9,6 @@ from aiohttp import web
 from load_watcher.history.aggregate import OPERATORS
 from load_watcher.samples import Window
 from load_watcher.server.errors import bad_parameter
-from trimaran_client.wire import AVERAGE, STANDARD_DEVIATION
 
 _MAX_DIGITS: Final = 20
 
@@ -50,16 +49,6 @@ def parse_statistics(request: web.Request, name: str) -> tuple[str, ...]:
         if statistic not in OPERATORS:
             raise bad_parameter(name, statistic, f"choose from {', '.join(OPERATORS)}")
     return statistics
-
-
-def parse_operators(request: web.Request) -> tuple[str, ...]:
-    """
-    Read which statistics are wanted of ``GET /watcher``: average and deviation if nothing is said.
-
-    Raises:
-        HttpError: 400, if one is not known.
-    """
-    return parse_statistics(request, "statistic") or (AVERAGE, STANDARD_DEVIATION)
 
 
 def parse_seconds(request: web.Request, name: str, *, most: float) -> float:

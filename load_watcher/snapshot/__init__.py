@@ -6,7 +6,8 @@ Pure: the time is an argument.
 
 from __future__ import annotations
 
-from load_watcher.snapshot.columns import Choice, build_columns
+from load_watcher.snapshot.choice import Choice
+from load_watcher.snapshot.columns import build_columns
 from load_watcher.snapshot.encoding import Encoded, Reply, Snapshot, encode, encode_snapshot
 from load_watcher.snapshot.metrics import build_metrics
 from load_watcher.snapshot.served import STATUSES, Withheld, find_withheld

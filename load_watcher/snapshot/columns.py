@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from msgspec import UNSET
 
-from load_watcher.history.aggregate import OPERATORS, WindowAggregate
+from load_watcher.history.aggregate import WindowAggregate
 from load_watcher.last_good import LastGood
-from load_watcher.samples import NodeInfo, Window
+from load_watcher.samples import NodeInfo
+from load_watcher.snapshot.choice import Choice
 from load_watcher.snapshot.served import DECIMAL_PLACES, ServedColumn, find_end, find_statuses, list_columns
 from trimaran_client.units import FloatArray, IntArray
 from trimaran_client.wire import MetricColumn, NotHeld, QuantityColumns, ResourceQuantities, SnapshotColumns
-
-
-class Choice(NamedTuple):
-    """Which windows and statistics somebody asks for, in a fixed order; where there are none, those of ``GET /watcher``."""
-
-    windows: tuple[Window, ...] = ()
-    statistics: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, windows: Iterable[Window], statistics: Collection[str]) -> Choice:
-        """Put what is asked in the one order that it has here, so that the same question is the same choice."""
-        return cls(tuple(sorted(set(windows))), tuple(name for name in OPERATORS if name in statistics))
-
-    def includes(self, column: ServedColumn) -> bool:
-        """Tell whether a column is asked for; the newest values always are."""
-        is_window = not self.windows or column.window in {str(window) for window in self.windows}
-        return not column.window or (is_window and (not self.statistics or column.operator in self.statistics))
 
 
 def build_columns(
@@ -59,7 +42,6 @@ def build_columns(
         withheld: Nodes to leave out.
     """
     rows = np.array([row for row, node in enumerate(good.nodes) if node not in withheld], dtype=np.int64)
-    listed = [column for column in list_columns(good, aggregates) if choice.includes(column)]
     statuses = find_statuses(good, now=now, stale_seconds=stale_seconds)
     infos = [good.infos[row] for row in rows.tolist()]
     newest_at = good.newest_at
@@ -74,7 +56,7 @@ def build_columns(
         statuses=[statuses[row] for row in rows.tolist()],
         capacity=_write_quantities(infos, lambda info: info.capacity),
         allocatable=_write_quantities(infos, lambda info: info.allocatable),
-        columns=[_write(column, rows) for column in listed if not np.isnan(column.values[rows]).all()],
+        columns=[_write(column, rows) for column in list_columns(good, choice, aggregates) if not np.isnan(column.values[rows]).all()],
         not_held=list(not_held),
     )
 

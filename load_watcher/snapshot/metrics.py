@@ -12,10 +12,12 @@ from msgspec import UNSET, UnsetType
 from load_watcher.history.aggregate import WindowAggregate
 from load_watcher.last_good import LastGood
 from load_watcher.samples import Window
+from load_watcher.snapshot.choice import Choice
 from load_watcher.snapshot.served import DECIMAL_PLACES, find_statuses, list_columns, make_window
 from trimaran_client.wire import Data, Metadata, Metric, NodeMetrics, ResourceQuantities, WatcherMetrics
 
 _METADATA: Final = Metadata()
+_USUAL: Final = Choice()
 
 
 def build_metrics(
@@ -24,6 +26,7 @@ def build_metrics(
     now: float,
     stale_seconds: float,
     window: Window,
+    choice: Choice = _USUAL,
     aggregates: Sequence[WindowAggregate] = (),
     withheld: Collection[str] = (),
 ) -> WatcherMetrics:
@@ -35,11 +38,12 @@ def build_metrics(
         now: Unix seconds.
         stale_seconds: The age from which a node is marked.
         window: The window that the provider was asked for.
+        choice: Which of what the source averaged itself.
         aggregates: What our own history says over windows, one row for each node of *good*.
         withheld: Nodes to leave out.
     """
     metrics: list[list[Metric | None]] = [[] for _ in good.nodes]
-    for column in list_columns(good, aggregates):
+    for column in list_columns(good, choice, aggregates):
         origins: Iterable[str | UnsetType] = column.origins or itertools.repeat(UNSET)
         for row, (value, origin) in enumerate(zip(column.values.tolist(), origins, strict=False)):
             if not math.isnan(value):

@@ -10,6 +10,7 @@ import numpy as np
 from load_watcher.history.aggregate import WindowAggregate
 from load_watcher.last_good import LastGood
 from load_watcher.samples import PERCENT, Origins, Window
+from load_watcher.snapshot.choice import Choice
 from trimaran_client.units import BoolArray, FloatArray
 from trimaran_client.wire import AVERAGE, CPU, LATE, LATEST, MEMORY, NO_METRICS, OK, STALE, STANDARD_DEVIATION, WireWindow
 
@@ -71,7 +72,7 @@ class ServedColumn(NamedTuple):
     origins: Origins = ()
 
 
-def list_columns(good: LastGood, aggregates: Sequence[WindowAggregate] = ()) -> list[ServedColumn]:
+def list_columns(good: LastGood, choice: Choice, aggregates: Sequence[WindowAggregate] = ()) -> list[ServedColumn]:
     """
     List the columns to serve: by type (CPU, Memory, then others by name), of a type ``Latest``, ``AVG``, ``STD``, others, then by window.
 
@@ -79,17 +80,18 @@ def list_columns(good: LastGood, aggregates: Sequence[WindowAggregate] = ()) -> 
 
     Args:
         good: The last good values.
+        choice: Which of what the source averaged itself.
         aggregates: What our own history says over windows, one row for each node of *good*. Each window makes a column; a node that has no
             value of a metric any more has no average of it either.
     """
-    return sorted([*_list_good(good), *_list_aggregates(good, aggregates)], key=_order)
+    return sorted([*_list_good(good, choice), *_list_aggregates(good, aggregates)], key=_order)
 
 
-def _list_good(good: LastGood) -> Iterator[ServedColumn]:
-    for key, column in good.columns.items():
+def _list_good(good: LastGood, choice: Choice) -> Iterator[ServedColumn]:
+    for key, values in choice.take(good).items():
         window = "" if key.window is None else str(key.window)
         unit = "" if key.unit == PERCENT else key.unit
-        yield ServedColumn(key.metric_type, key.operator, window, key.name, unit, _round(column.values), column.origins)
+        yield ServedColumn(key.metric_type, key.operator, window, key.name, unit, _round(values), good.columns[key].origins)
 
 
 def _list_aggregates(good: LastGood, aggregates: Sequence[WindowAggregate]) -> Iterator[ServedColumn]:

@@ -13,6 +13,7 @@ from load_watcher.export import export_history
 from load_watcher.history.memory import Memory
 from load_watcher.providers.metrics_server import MetricsServerProvider
 from load_watcher.providers.recorded import RecordedProvider
+from load_watcher.samples import FIFTEEN_MINUTES, FIVE_MINUTES, Aggregate, SampleBatch, Window
 from load_watcher.server.app import create_app
 from load_watcher.watcher import Watcher
 from tests.builders import NOW, make_batch
@@ -63,6 +64,55 @@ async def test_report_33_other_statistics_on_request(service: Service) -> None:
     assert metrics["MAX"] == (90.0, "5m")
     assert metrics["P99"][0] == pytest.approx(86.8)  # between the fourth and fifth of five, 0.96 of the way
     assert "STD" not in metrics
+
+
+def averaged_by_source(service: Service, *averages: tuple[str, Window, float]) -> SampleBatch:
+    """Make a batch of n1 with CPU 10 % and Memory 20 %, of which the source averaged CPU."""
+    aggregates = tuple(Aggregate("", "CPU", operator, window, np.array([value])) for operator, window, value in averages)
+    return make_batch({"n1": 10.0}, memory_percent={"n1": 20.0}, aggregates=aggregates, sampled_at=service.clock.now + 30)
+
+
+async def test_a_source_that_averages_itself_is_asked_for_its_own_window(service: Service) -> None:
+    """Exactly the window, and of what the source has not averaged over it our own history's."""
+    averages = (("AVG", FIFTEEN_MINUTES, 70.0), ("AVG", FIVE_MINUTES, 50.0), ("STD", FIVE_MINUTES, 5.0))
+    for _ in range(16):
+        await service.refresh(averaged_by_source(service, *averages))
+    assert await service.metrics("/watcher?window=5m") == {"Latest": (10.0, ""), "AVG": (50.0, "5m"), "STD": (5.0, "5m")}
+    assert await service.metrics("/watcher?window=15m") == {"Latest": (10.0, ""), "AVG": (70.0, "15m"), "STD": (0.0, "15m")}
+    assert await service.metrics("/watcher?window=7m") == {"Latest": (10.0, ""), "AVG": (10.0, "7m"), "STD": (0.0, "7m")}
+    assert await service.metrics("/watcher?window=5m&statistic=AVG,MAX") == {
+        "Latest": (10.0, ""),
+        "AVG": (50.0, "5m"),
+        "MAX": (10.0, "5m"),
+    }
+    assert await service.metrics("/watcher?statistic=AVG,MAX") == {"Latest": (10.0, ""), "AVG": (70.0, "15m"), "MAX": (10.0, "15m")}
+    _, body = await service.get("/watcher?window=5m")
+    assert (body["window"]["duration"], body["window"]["end"] - body["window"]["start"]) == ("5m", 300)
+    memory = [(each["operator"], each["rollup"], each["value"]) for each in body["data"]["NodeMetricsMap"]["n1"]["metrics"][3:]]
+    assert memory == [("Latest", "", 20.0), ("AVG", "5m", 20.0), ("STD", "5m", 0.0)]
+
+
+async def test_without_history_the_source_answers_what_it_averaged_and_the_rest_is_refused() -> None:
+    async with Service(history=False) as service:
+        await service.refresh(averaged_by_source(service, ("AVG", FIFTEEN_MINUTES, 70.0), ("AVG", FIVE_MINUTES, 50.0)))
+        assert await service.metrics("/watcher?window=5m") == {"Latest": (10.0, ""), "AVG": (50.0, "5m")}
+        assert await service.metrics("/watcher?window=5m&statistic=AVG,Latest") == {"Latest": (10.0, ""), "AVG": (50.0, "5m")}
+        assert await service.metrics("/watcher?statistic=AVG") == {"Latest": (10.0, ""), "AVG": (70.0, "15m")}
+        for query in ("window=10m", "window=5m&statistic=AVG,P90", "window=5m&statistic=STD", "statistic=MAX"):
+            status, body = await service.get(f"/watcher?{query}")
+            assert (status, body["error"]) == (404, "window_not_held"), query
+            assert "LOAD_WATCHER_HISTORY is off" in body["message"]
+
+
+async def test_before_the_first_sample_no_window_is_held(service: Service) -> None:
+    status, body = await service.get("/watcher?window=5m")
+    assert (status, body["error"]) == (404, "window_not_held")
+
+
+async def test_the_newest_values_stand_once_also_where_they_are_asked_for(service: Service) -> None:
+    await service.refresh(make_batch({"n1": 10.0}, sampled_at=service.clock.now + 30))
+    _, body = await service.get("/watcher?statistic=Latest")
+    assert [(each["operator"], each["value"]) for each in body["data"]["NodeMetricsMap"]["n1"]["metrics"]] == [("Latest", 10.0)]
 
 
 async def test_report_32_a_window_that_is_not_held_names_those_that_are(service: Service) -> None:

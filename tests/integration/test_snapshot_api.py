@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from load_watcher import rendering
 from load_watcher.errors import ProviderUnavailableError
-from load_watcher.samples import FIFTEEN_MINUTES, FIVE_MINUTES, Aggregate, NodeInfo, SampleBatch
+from load_watcher.samples import FIFTEEN_MINUTES, FIVE_MINUTES, Aggregate, NodeInfo, SampleBatch, Window
 from load_watcher.server.app import create_app
 from load_watcher.server.snapshots import MAX_WINDOWS
 from load_watcher.snapshot import Encoded
@@ -26,6 +26,8 @@ from load_watcher.watcher import Watcher
 from tests.builders import NOW, make_batch
 from tests.fakes.service import Service
 from tests.fakes.watcher import ScriptedProvider, eventually, hang
+from trimaran_client import MetricChoice, TargetLoadPacking, TargetLoadPackingArgs, WatcherClient
+from trimaran_client.policies.metric_needs import find_needs
 from trimaran_client.wire import ResourceQuantities, decode_snapshot_columns, encode_json
 
 ROOT = Path(__file__).parents[2]
@@ -160,8 +162,9 @@ async def test_what_the_source_averaged_counts_and_history_has_the_rest(service:
     await fill(service, *range(10))
     given = averaged(by_source("AVG", FIFTEEN_MINUTES, 70.0), by_source("AVG", FIVE_MINUTES, 50.0), sampled_at=service.clock.now + 60)
     await service.refresh(given, seconds=60)
-    usual = {("CPU", "Latest", ""): [10.0], ("CPU", "AVG", "5m"): [50.0], ("CPU", "AVG", "15m"): [70.0]}
+    usual = {("CPU", "Latest", ""): [10.0], ("CPU", "AVG", "15m"): [70.0]}
     assert await columns(service) == usual
+    assert await columns(service, "?windows=5m,15m&statistics=AVG") == usual | {("CPU", "AVG", "5m"): [50.0]}
     asked = await columns(service, "?windows=10m,15m&statistics=AVG,MAX")
     assert asked == {
         ("CPU", "Latest", ""): [10.0],
@@ -185,6 +188,50 @@ async def test_without_history_the_source_is_all_there_is() -> None:
         assert all("LOAD_WATCHER_HISTORY is off" in each["reason"] for each in body["notHeld"])
         _, body = await service.get(f"{PATH}?statistics=P90")
         assert [each["window"] for each in body["notHeld"]] == [""]
+
+
+async def test_every_window_of_the_source_is_there_for_who_asks() -> None:
+    """Without one asked for, each node has the longest, here as at `/watcher`."""
+    nodes = {"old": 10.0, "new": 20.0}
+    values = {
+        ("AVG", "5m"): [11.0, 21.0],
+        ("AVG", "10m"): [12.0, 22.0],
+        ("AVG", "15m"): [13.0, None],
+        ("STD", "5m"): [1.0, 2.0],
+        ("STD", "10m"): [1.5, 2.5],
+        ("STD", "15m"): [1.75, None],
+    }
+    given = tuple(
+        Aggregate("cpu", "CPU", operator, Window.parse(window), np.array(row, dtype=np.float64))
+        for (operator, window), row in values.items()
+    )
+    latest = {("CPU", "Latest", ""): [10.0, 20.0]}
+    async with Service(history=False) as service:
+        await service.refresh(make_batch(nodes, aggregates=given, sampled_at=NOW + 30))
+        asked = await columns(service, "?windows=5m,10m,15m")
+        usual = await columns(service)
+        by_node = [await service.metrics(node=node) for node in nodes]
+    assert asked == latest | {("CPU", *key): row for key, row in values.items()}
+    assert usual == latest | {
+        ("CPU", "AVG", "10m"): [None, 22.0],
+        ("CPU", "AVG", "15m"): [13.0, None],
+        ("CPU", "STD", "10m"): [None, 2.5],
+        ("CPU", "STD", "15m"): [1.75, None],
+    }
+    assert by_node == [
+        {"Latest": (10.0, ""), "AVG": (13.0, "15m"), "STD": (1.75, "15m")},
+        {"Latest": (20.0, ""), "AVG": (22.0, "10m"), "STD": (2.5, "10m")},
+    ]
+
+
+async def test_a_policy_that_goes_by_five_minutes_gets_those_of_the_source() -> None:
+    five, longest = MetricChoice("AVG", "5m"), MetricChoice("AVG")
+    windows, statistics = find_needs([TargetLoadPacking(TargetLoadPackingArgs(cpu_metric=five))])
+    async with Service(history=False) as service:
+        await service.refresh(averaged(by_source("AVG", FIFTEEN_MINUTES, 70.0), by_source("AVG", FIVE_MINUTES, 30.0), sampled_at=NOW + 30))
+        async with WatcherClient(service.address, windows=windows, statistics=statistics) as client:
+            snapshot = await client.fetch_snapshot()
+    assert [snapshot.select(choice.selector("CPU", ())).values.tolist() for choice in (five, longest)] == [[30.0], [70.0]]
 
 
 async def test_units_and_sources_stand_beside_the_values(service: Service) -> None:

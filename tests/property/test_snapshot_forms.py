@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from load_watcher.history.window import SampleRing
-from load_watcher.last_good import LastGood, merge
+from load_watcher.last_good import ColumnKey, LastGood, merge
 from load_watcher.quality import assess
-from load_watcher.samples import FIFTEEN_MINUTES, FIVE_MINUTES, TEN_MINUTES, Aggregate, NodeInfo, SampleBatch
+from load_watcher.samples import FIFTEEN_MINUTES, FIVE_MINUTES, TEN_MINUTES, Aggregate, NodeInfo, SampleBatch, Window
 from load_watcher.snapshot import Choice, build_columns, build_metrics, encode_snapshot, find_withheld
 from tests.builders import NOW, make_batch
 from trimaran_client import LoadSnapshot
@@ -34,6 +34,11 @@ aggregates = st.builds(
     window=windows,
     row=rows,
     origins=st.booleans(),
+)
+choices = st.builds(
+    Choice.of,
+    st.lists(st.sampled_from([FIVE_MINUTES, TEN_MINUTES, FIFTEEN_MINUTES])),
+    st.lists(st.sampled_from(["AVG", "STD", "P90"])),
 )
 infos = st.sampled_from([None, NodeInfo(ResourceQuantities("8", "32Gi"), ResourceQuantities("7910m"))])
 
@@ -61,8 +66,8 @@ def batches(draw: st.DrawFn) -> list[SampleBatch]:
     return made
 
 
-@given(batches(), st.booleans())
-def test_both_forms_say_the_same(refreshes: list[SampleBatch], quarantine: bool) -> None:
+def serve(refreshes: list[SampleBatch]) -> tuple[LastGood, SampleRing, float]:
+    """Answer what is held after these refreshes, and the time."""
     ring, good, now = SampleRing(), None, NOW
     for batch in refreshes:
         now = float(np.nanmax(np.append(batch.sampled_at, now)))
@@ -70,7 +75,12 @@ def test_both_forms_say_the_same(refreshes: list[SampleBatch], quarantine: bool)
         ring.append(report.batch)
         good = merge(good, report, now=now, expired_seconds=EXPIRED)
     assert good is not None
-    by_node, by_metric = both_forms(good, ring, now, {"n2": "not trusted"} if quarantine else {})
+    return good, ring, now
+
+
+@given(batches(), st.booleans(), choices)
+def test_both_forms_say_the_same(refreshes: list[SampleBatch], quarantine: bool, choice: Choice) -> None:
+    by_node, by_metric = both_forms(*serve(refreshes), {"n2": "not trusted"} if quarantine else {}, choice)
     assert (by_node.source, by_node.made_at, by_node.window_end_at) == (by_metric.source, by_metric.made_at, by_metric.window_end_at)
     assert (by_node.nodes, by_node.statuses) == (by_metric.nodes, by_metric.statuses)
     for name in ("sampled_at", "sample_seconds"):
@@ -86,17 +96,41 @@ def test_both_forms_say_the_same(refreshes: list[SampleBatch], quarantine: bool)
     assert said(by_node) == said(by_metric)
 
 
-def both_forms(good: LastGood, ring: SampleRing, now: float, quarantined: dict[str, str]) -> tuple[LoadSnapshot, LoadSnapshot]:
+def both_forms(
+    good: LastGood, ring: SampleRing, now: float, quarantined: dict[str, str], choice: Choice
+) -> tuple[LoadSnapshot, LoadSnapshot]:
     withheld = find_withheld(good, now=now, expired_seconds=EXPIRED, quarantined=quarantined)
     averages = () if ring.newest_at is None else ring.aggregate((AVERAGE, STANDARD_DEVIATION), end_at=ring.newest_at, nodes=good.nodes)
     averaged = {key.metric_type for key in good.columns if key.window is not None}
     own = [each for each in averages if each.metric_type not in averaged]
-    metrics = build_metrics(good, now=now, stale_seconds=300, window=FIFTEEN_MINUTES, aggregates=own, withheld=withheld)
+    metrics = build_metrics(good, now=now, stale_seconds=300, window=FIFTEEN_MINUTES, choice=choice, aggregates=own, withheld=withheld)
     snapshot = encode_snapshot(metrics, made_at=now, withheld=withheld)
-    columns = build_columns(good, Choice(), snapshot_id=snapshot.id, now=now, stale_seconds=300, aggregates=own, withheld=withheld)
+    columns = build_columns(good, choice, snapshot_id=snapshot.id, now=now, stale_seconds=300, aggregates=own, withheld=withheld)
     body = encode_json(columns)
     assert json.loads(body)["id"] == snapshot.id
     return LoadSnapshot.decode(snapshot.identity.body), LoadSnapshot.decode_columns(body)
+
+
+@given(batches())
+def test_of_what_the_source_averaged_each_metric_of_a_node_has_the_longest_window(refreshes: list[SampleBatch]) -> None:
+    """Of all that is there when every window is asked for, that one and no other."""
+    good, _, _ = serve(refreshes)
+    every = Choice.of((FIVE_MINUTES, TEN_MINUTES, FIFTEEN_MINUTES), ()).take(good)
+    longest: dict[tuple[ColumnKey, int], tuple[Window, float]] = {}
+    for key in sorted((key for key in every if key.window is not None), key=lambda key: key.window or Window(0)):
+        assert key.window is not None
+        for row in np.flatnonzero(~np.isnan(every[key])).tolist():
+            longest[key._replace(window=None), row] = key.window, every[key][row]
+    usual = Choice().take(good)
+    served = [
+        ((key._replace(window=None), row), (key.window, values[row]))
+        for key, values in usual.items()
+        if key.window is not None
+        for row in np.flatnonzero(~np.isnan(values)).tolist()
+    ]
+    assert len(served) == len(longest)
+    assert dict(served) == longest
+    assert {key for key in usual if key.window is None} == {key for key in good.columns if key.window is None}
 
 
 def said(snapshot: LoadSnapshot) -> list[list[object]]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from load_watcher.last_good import LastGood, carry_over, merge
 from load_watcher.quality import assess
-from load_watcher.samples import FIFTEEN_MINUTES, FIVE_MINUTES, Aggregate, NodeInfo, SampleBatch
+from load_watcher.samples import FIFTEEN_MINUTES, FIVE_MINUTES, TEN_MINUTES, Aggregate, NodeInfo, SampleBatch, Window
 from load_watcher.snapshot import Snapshot, build_metrics, encode_snapshot
 from tests.builders import NOW, make_batch
 from trimaran_client.wire import ResourceQuantities, decode_watcher_metrics
@@ -65,6 +65,56 @@ def test_metrics_stand_by_type_and_then_latest_average_deviation() -> None:
         ("Energy", "AVG", "5m", "Energy-AVG"),
         ("Energy", "STD", "5m", "Energy-STD"),
     ]
+
+
+def test_each_metric_of_a_node_has_the_longest_window_that_it_has() -> None:
+    """15 minutes, else 10, else 5, by node and by metric; what has no window beside it goes on alone."""
+
+    def averaged(kind: str, operator: str, window: Window, a: float, b: float, c: float, name: str = "") -> Aggregate:
+        return Aggregate(name, kind, operator, window, np.array([a, b, c]))
+
+    aggregates = (
+        averaged("CPU", "AVG", FIVE_MINUTES, 1.0, 2.0, 3.0),
+        averaged("CPU", "AVG", TEN_MINUTES, 4.0, 5.0, np.nan),
+        averaged("CPU", "AVG", FIFTEEN_MINUTES, 0.0, np.nan, np.nan),
+        averaged("CPU", "STD", FIVE_MINUTES, 0.1, 0.2, np.nan),
+        averaged("CPU", "STD", TEN_MINUTES, 0.4, np.nan, np.nan),
+        averaged("Bandwidth", "AVG", TEN_MINUTES, 7.0, 8.0, np.nan, "received"),
+        averaged("Bandwidth", "AVG", FIFTEEN_MINUTES, 9.0, np.nan, np.nan, "sent"),
+    )
+    batch = make_batch({"a": 10.0, "b": 20.0, "c": 30.0}, aggregates=aggregates)
+    listed = {node: [tuple(metric.values()) for metric in entry["metrics"]] for node, entry in nodes(put(batch)).items()}
+    assert listed == {
+        "a": [
+            ("", "CPU", "Latest", "", 10.0),
+            ("", "CPU", "AVG", "15m", 0.0),
+            ("", "CPU", "STD", "10m", 0.4),
+            ("received", "Bandwidth", "AVG", "10m", 7.0),
+            ("sent", "Bandwidth", "AVG", "15m", 9.0),
+        ],
+        "b": [
+            ("", "CPU", "Latest", "", 20.0),
+            ("", "CPU", "AVG", "10m", 5.0),
+            ("", "CPU", "STD", "5m", 0.2),
+            ("received", "Bandwidth", "AVG", "10m", 8.0),
+        ],
+        "c": [("", "CPU", "Latest", "", 30.0), ("", "CPU", "AVG", "5m", 3.0)],
+    }
+
+
+def test_a_longer_window_that_expired_gives_way_to_a_shorter_one() -> None:
+    """The value over 15 minutes came once, that over 5 with each refresh."""
+
+    def averaged(window: Window, value: float) -> Aggregate:
+        return Aggregate("", "CPU", "AVG", window, np.array([value]))
+
+    first = put(make_batch({"n1": 1.0}, aggregates=(averaged(FIVE_MINUTES, 5.0), averaged(FIFTEEN_MINUTES, 15.0))))
+    rollups = []
+    for age_seconds in (EXPIRED, EXPIRED + 1):
+        now = NOW + age_seconds
+        good = put(make_batch({"n1": 1.0}, sampled_at=now, aggregates=(averaged(FIVE_MINUTES, 5.0),)), now, first)
+        rollups.append([metric["rollup"] for metric in nodes(good, now)["n1"]["metrics"]])
+    assert rollups == [["", "15m"], ["", "5m"]]
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.0, "0.0"), (-0.0, "0.0"), (1e-20, "0.0"), (100 / 3, "33.333333333"), (1e-9, "1e-9")])
