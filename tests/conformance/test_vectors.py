@@ -168,20 +168,31 @@ def vector(*series: tuple[dict[str, str], str], kind: str = "vector") -> dict[st
     [
         pytest.param(
             prometheus_case({CPU_AVERAGE: vector(({"instance": "n1:9100"}, "0.5"))}, {"n1:9100": 50}),
-            {"finds_the_node", "serves_every_window"},
+            {"finds_the_node"},
             id="port",
         ),
         pytest.param(
             prometheus_case(
                 {CPU_AVERAGE: vector(({"instance": "n1", "replica": "b"}, "0.5"), ({"instance": "n1", "replica": "a"}, "0.4"))}, {"n1": 50}
             ),
-            {"one_value_a_node", "serves_every_window"},
+            {"one_value_a_node"},
             id="replicas",
         ),
         pytest.param(
             prometheus_case({CPU_AVERAGE: vector(({"instance": "n1"}, "abc"), ({"instance": "n2"}, "0.4"))}, None),
-            {"keeps_good_queries", "lists_nodes_without_metrics", "serves_every_window"},
+            {"keeps_good_queries", "lists_nodes_without_metrics"},
             id="value that does not parse",
+        ),
+        pytest.param(
+            prometheus_case(
+                {
+                    CPU_AVERAGE.replace("*", "15m"): vector(({"instance": "n1"}, "0.5")),
+                    CPU_AVERAGE.replace("*", "5m"): vector(({"instance": "n1"}, "0.3"), ({"instance": "n2"}, "0.4")),
+                },
+                {"n1": 50},
+            ),
+            {"falls_back_by_metric"},
+            id="a node without the longest window",
         ),
         pytest.param(
             prometheus_case({CPU_AVERAGE.replace("*", "15m"): vector(({"instance": "n1"}, "0.5"), kind="matrix")}, {}),

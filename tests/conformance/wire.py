@@ -18,14 +18,14 @@ Bodies compare key by key, values to 1e-9; extra keys of ours may stand where th
 
 Rules that only cases of Prometheus need:
 
-- ``serves_every_window``: averages over 10 and 5 minutes stand beside those over 15.
+- ``falls_back_by_metric``: a metric of a node that lacks the longest window stands over the next, beside others over the longest.
 - ``orders_by_type``: metrics stand by type, not all averages first.
 - ``drops_unknown_nodes``: a series whose labels name no node is left out.
 - ``finds_the_node``: the node is found by another label than ``instance``, or without its port.
 - ``one_value_a_node``: of several series of one node the highest value counts.
 - ``states_the_unit``: where a value is not percent, the metric says in which unit it is.
 - ``keeps_good_queries``: a query that fails, or a value that does not parse, costs its own values, not the whole window.
-- ``asks_history``: ``window`` is a parameter, and without a history there is no other window.
+- ``asks_the_window``: ``window`` is a parameter, and exactly that one is answered.
 """
 
 from __future__ import annotations

@@ -85,12 +85,12 @@ def compare_error(answer: Answer, expected_status: int, error: str) -> str:
     return f"expected {expected_status} {error}, got {answer.status} {answer.body}"
 
 
-def compare_nodes(case: Case, answer: Answer, wanted: Mapping[str, Metrics]) -> str:
-    """Expect exactly these nodes with exactly these metrics, in this order."""
+def compare_nodes(case: Case, answer: Answer, wanted: Mapping[str, Metrics], *, window: str = "15m") -> str:
+    """Expect exactly these nodes with exactly these metrics, in this order, in a reply for *window*."""
     if answer.status != 200 or answer.content_type != "application/json":
         return f"status {answer.status}, {answer.content_type}, expected 200 and JSON"
     document = json.loads(answer.body)
-    if document["source"] != case["provider"] or document["window"]["duration"] != "15m":
+    if document["source"] != case["provider"] or document["window"]["duration"] != window:
         return f"source {document['source']!r}, window {document['window']!r}"
     ours = document["data"]["NodeMetricsMap"]
     if ours.keys() != wanted.keys():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -221,6 +222,8 @@ async def test_report_63_the_service_answers_while_prometheus_hangs(machine: Mac
             ("Memory", "Latest", None),
             ("Bandwidth", "AVG", "bytes_per_second"),
         }
+        windows = Counter((metric["name"], metric["type"], metric["operator"]) for metric in node["metrics"])
+        assert set(windows.values()) == {1}
         prometheus.process.send_signal(signal.SIGSTOP)
         try:
 

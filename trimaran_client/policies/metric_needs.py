@@ -9,7 +9,7 @@ from trimaran_client.policies.arguments import metric_choices
 from trimaran_client.policies.base import ScoringPolicy
 from trimaran_client.wire import AVERAGE, LATEST, STANDARD_DEVIATION
 
-# What a reply has where nothing is asked for; other metrics of the policies go by it.
+# Where nothing is asked for, a reply has the longest of these that a node has; other metrics of the policies go by it.
 _USUAL_WINDOWS: Final = ("5m", "10m", "15m")
 _USUAL_STATISTICS: Final = (AVERAGE, STANDARD_DEVIATION)
 
