@@ -139,6 +139,7 @@ class Renderer:
 
     async def _make_window(self, publication: Publication, choice: Choice) -> Snapshot:
         aggregates, failures = await self._aggregate(publication, choice)
+        # There is no room for a reason beside the nodes: what is asked for by name is there, or the whole is refused.
         for window, error in failures.items():
             by_source = {operator for _, operator in _find_averaged(publication.good, window)}
             if not by_source or not by_source.issuperset({*choice.statistics} - {LATEST}):
