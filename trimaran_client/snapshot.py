@@ -7,9 +7,11 @@ one long table in reply order and cuts columns from it: one selector serves ever
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
@@ -301,10 +303,11 @@ def _list_columns(reply: SnapshotColumns) -> list[Sequence[object]]:
 
 
 def _parse_columns(quantities: QuantityColumns) -> CapacityColumns:
-    return CapacityColumns(
-        millicores=_frozen([_amount(text, "milli") for text in quantities.cpu]),
-        bytes=_frozen([_amount(text, "value") for text in quantities.memory]),
-    )
+    return CapacityColumns(millicores=_parse_amounts(quantities.cpu, "milli"), bytes=_parse_amounts(quantities.memory, "value"))
+
+
+def _parse_amounts(texts: Sequence[str | None], unit: Unit) -> FloatArray:
+    return _frozen([*map(_amount, texts, itertools.repeat(unit))])
 
 
 def _capacity_columns(quantities: list[ResourceQuantities | msgspec.UnsetType | None]) -> CapacityColumns:
@@ -315,6 +318,7 @@ def _capacity_columns(quantities: list[ResourceQuantities | msgspec.UnsetType | 
     )
 
 
+@lru_cache(maxsize=16384)  # every reply says the same of the same nodes again, and 5,000 of them fit
 def _amount(text: str | None, unit: Unit) -> float:
     if text is None:
         return math.nan

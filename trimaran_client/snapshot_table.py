@@ -6,7 +6,6 @@ The order matters, since the Go plugins take the first or the last metric that f
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -82,11 +81,14 @@ def table_of_columns(columns: Sequence[MetricColumn]) -> MetricTable:
         code = codes.setdefault(MetricKey(column.type, column.statistic, column.window, unit), len(codes))
         offered = np.array(column.values, dtype=np.float64)  # numpy reads None as NaN
         held = np.flatnonzero(~np.isnan(offered))
-        names = itertools.repeat("", len(held)) if isinstance(column.sources, msgspec.UnsetType) else (column.sources[row] for row in held)
+        names: set[str | None] | list[str | None] = {""}
+        if not isinstance(column.sources, msgspec.UnsetType):
+            names = [column.sources[row] for row in held.tolist()]
+        sources_of_names = [source_codes.setdefault(name or "", len(source_codes)) for name in names]
         rows.append(held)
         keys.append(np.full(len(held), code))
         values.append(offered[held])
-        sources.append(_codes([source_codes.setdefault(name or "", len(source_codes)) for name in names]))
+        sources.append(np.broadcast_to(_codes(sources_of_names), len(held)))
     return MetricTable(
         rows=np.concatenate(rows),
         keys=np.concatenate(keys),
