@@ -26,6 +26,7 @@ import aiohttp
 import msgspec
 import yaml
 
+from tests.e2e.metrics import Metrics
 from tests.e2e.processes import choose_free_ports, running_process
 from tests.e2e.service import running_load_watcher
 from tests.e2e.waiting import NotYet, wait_for
@@ -121,9 +122,20 @@ async def bench(seconds: float) -> list[Row]:
             command: list[str | Path] = [sys.executable, "-m", "trimaran_client", "extender", "--config", folder / "extender.yaml"]
             async with running_process("extender", command, folder=folder) as extender:
                 await wait_for("extender ready", lambda: _is_ready(port), timeout_seconds=READY_SECONDS)
+                started = time.monotonic()
+                before = await _count_pods(port)
                 rows = await asyncio.to_thread(_ask_all, port, nodes, seconds)
+                followed = await _count_pods(port) - before
+                sent = min(EVENTS_PER_SECOND * (time.monotonic() - started), 2 * KEPT_PODS - before)
+                if followed < 0.8 * sent:
+                    raise RuntimeError(f"the extender followed {followed:.0f} pods, and should have followed {sent:.0f}")
                 extender.check_running()
         return rows
+
+
+async def _count_pods(port: int) -> float:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as response:
+        return Metrics.parse(await response.text()).total("trimaran_extender_pods")
 
 
 async def _exists(path: Path) -> None:
