@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.benchmarks.burst_extender import running_trimaran
+from tests.benchmarks.burst_extender import running_constant, running_trimaran
 from tests.e2e.api import JsonObject
 from tests.e2e.binaries import Binaries, build_all
 from tests.e2e.cluster import Cluster
@@ -79,6 +79,8 @@ async def running_stock(cluster: Cluster, nodes: Sequence[str]) -> AsyncIterator
 
 CONTENDERS: Final[Mapping[str, Contender]] = {
     "stock": running_stock,
+    # What HTTP and JSON alone cost: the least that any extender of Python does.
+    "constant": running_constant,
     "trimaran": running_trimaran,
     # What it would be if a decision did not count until its binding is seen.
     "trimaran-unassumed": partial(running_trimaran, settings={"assumeSeconds": 0}),

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from tests.e2e.api import JsonObject
 from tests.e2e.cluster import Cluster
 from tests.e2e.extender import make_scheduler_config, running_extender
+from tests.e2e.processes import choose_free_ports, running_process
 from tests.e2e.service import running_load_watcher
+from tests.e2e.waiting import NotYet, wait_for
 
 LOAD_PERCENT: Final = 20.0
 _REFRESH_SECONDS: Final = 30
@@ -37,6 +43,25 @@ async def running_trimaran(
         await extender.wait_until_ready()
         yield make_scheduler_config(extender.url)
         extender.process.check_running()
+
+
+@asynccontextmanager
+async def running_constant(cluster: Cluster, nodes: Sequence[str]) -> AsyncIterator[JsonObject]:
+    """Run an extender that only answers, with the same profile."""
+    (port,) = choose_free_ports(1)
+    command = [sys.executable, "-m", "tests.benchmarks.constant_extender", str(port)]
+    settings = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    async with running_process(f"constant-{port}", command, folder=cluster.folder, settings=settings):
+        await wait_for("the extender that only answers", partial(_connect, port), timeout_seconds=30)
+        yield make_scheduler_config(f"http://127.0.0.1:{port}")
+
+
+async def _connect(port: int) -> None:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError as error:
+        raise NotYet(str(error)) from error
+    writer.close()
 
 
 def _batch(nodes: Sequence[str], at: float) -> JsonObject:
