@@ -27,10 +27,11 @@ from load_watcher.providers.nodes import ClusterNodes, NodeCapacity, NodeResolve
 from load_watcher.providers.points import list_windows
 from load_watcher.providers.prometheus_batch import TIMES, ChosenMetric, Column, Identity, JoinedBatch, build_batch
 from load_watcher.providers.prometheus_discovery import Discovery
-from load_watcher.providers.prometheus_http import NAME, PrometheusClient, QueryRefusedError, VectorReply
+from load_watcher.providers.prometheus_http import PrometheusClient, QueryRefusedError
 from load_watcher.providers.prometheus_options import PrometheusOptions, read_options
 from load_watcher.providers.prometheus_plan import plan_queries
 from load_watcher.providers.prometheus_report import RefreshState, describe
+from load_watcher.providers.prometheus_vector import NAME, VectorReply
 from load_watcher.providers.promql import PART_LABEL, Part, combine
 from load_watcher.samples import SampleBatch, Window
 from load_watcher.settings import Settings

@@ -18,7 +18,7 @@ import numpy as np
 
 from load_watcher.providers.catalogue import CAPACITY_OF, EXPORTED_LABELS, HOST_LABELS, UNITS, CatalogueMetric, Expression
 from load_watcher.providers.nodes import AMBIGUOUS_HOST, UNKNOWN_NODE, Match, NodeCapacity, NodeResolver, NoMatch, Strength
-from load_watcher.providers.prometheus_http import NAME, VectorReply
+from load_watcher.providers.prometheus_vector import NAME, VectorReply
 from load_watcher.samples import PERCENT, Aggregate, Rejection, SampleBatch, Window
 from trimaran_client.units import BoolArray, FloatArray
 from trimaran_client.wire import CPU, LATEST

@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -33,8 +32,8 @@ from load_watcher.errors import (
     ProviderUnavailableError,
 )
 from load_watcher.providers.endpoint import CA_FILE_REMEDY, make_status_error, make_tls_context, shorten
+from load_watcher.providers.prometheus_vector import NAME, VectorDecoder, VectorReply
 
-NAME: Final = "Prometheus"
 AUTH_REMEDY: Final = (
     "set METRICS_PROVIDER_TOKEN, METRICS_PROVIDER_TOKEN_FILE, or METRICS_PROVIDER_USERNAME with METRICS_PROVIDER_PASSWORD,"
     " and check that this user may query"
@@ -70,22 +69,6 @@ class TlsSettings:
     server_name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class VectorReply:
-    """
-    An instant vector.
-
-    Args:
-        labels: The chosen labels of each series, in the order asked for; empty where a series lacks one.
-        values: As printed by the server.
-        warnings: What the server said beside the data: a partial answer, a query that may not mean what it says.
-    """
-
-    labels: Sequence[tuple[str, ...]]
-    values: Sequence[str]
-    warnings: tuple[str, ...] = ()
-
-
 class PrometheusClient:
     """
     One server; several threads may ask at the same time.
@@ -103,7 +86,7 @@ class PrometheusClient:
         if not tls.verify:
             # Once is enough, and that is the provider's log.
             urllib3.disable_warnings(InsecureRequestWarning)
-        self._session = _QuerySession(_VectorDecoder(labels), address)
+        self._session = _QuerySession(VectorDecoder(labels), address)
         no_retry = Retry(total=0, raise_on_status=False)
         self._connect = PrometheusConnect(url=address, retry=no_retry, session=self._session, method="POST")
         # After the client, which mounts an adapter of its own for this address.
@@ -171,7 +154,7 @@ class _DecodedResponse(requests.Response):
 
 
 class _QuerySession(requests.Session):
-    def __init__(self, decoder: _VectorDecoder, address: str) -> None:
+    def __init__(self, decoder: VectorDecoder, address: str) -> None:
         super().__init__()
         # Neither proxies nor the credentials of a .netrc come in from the environment.
         self.trust_env = False
@@ -295,49 +278,3 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 
 # Of the documented ones, those that say more of the query than of the server.
 _QUERY_ERRORS: Final = frozenset({"bad_data", "execution", "internal"})
-
-
-class _VectorDecoder:
-    """Reads an instant vector, and of each series only the labels that were asked for."""
-
-    def __init__(self, labels: Sequence[str]) -> None:
-        # Labels may have names that Python gives to something else.
-        fields = [(f"label_{number}", str, msgspec.field(name=label, default="")) for number, label in enumerate(labels)]
-        metric = msgspec.defstruct("Metric", fields, frozen=True, gc=False)
-        series = msgspec.defstruct("Series", [("metric", metric), ("value", tuple[float, str])], frozen=True, gc=False)
-        data = msgspec.defstruct("Data", [("resultType", str), ("result", msgspec.Raw)], frozen=True)
-        optional = list[str] | None
-        body = msgspec.defstruct(
-            "Body", [("data", data), ("status", str, ""), ("warnings", optional, None), ("infos", optional, None)], frozen=True
-        )
-        self._series: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[series])  # type: ignore[valid-type]
-        self._body: msgspec.json.Decoder[Any] = msgspec.json.Decoder(body)
-        names = [name for name, _, _ in fields]
-        self._labels_of: Callable[[Any], Any] = attrgetter(*names)
-        self._is_single = len(names) == 1
-
-    def decode(self, body: bytes) -> VectorReply:
-        """
-        Read a reply.
-
-        Raises:
-            ProviderReplyError: If it is not one.
-        """
-        try:
-            reply = self._body.decode(body)
-            if reply.data.resultType != "vector":
-                raise ProviderReplyError(
-                    f"{NAME}: the result is a {reply.data.resultType}, not a vector; check the expressions of the catalogue"
-                )
-            series = self._series.decode(reply.data.result)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            start = body[:80]
-            raise ProviderReplyError(
-                f"{NAME}: not a reply of the Prometheus API: {error}; it starts {start!r}; check METRICS_PROVIDER_ADDRESS"
-            ) from error
-        labels = [self._labels_of(item.metric) for item in series]
-        return VectorReply(
-            labels=[(label,) for label in labels] if self._is_single else labels,
-            values=[item.value[1] for item in series],
-            warnings=tuple(shorten(text) for text in (*(reply.warnings or ()), *(reply.infos or ()))),
-        )

@@ -8,9 +8,9 @@ import pytest
 from load_watcher.providers.catalogue import HOST_LABELS, CatalogueMetric, Expression
 from load_watcher.providers.nodes import NodeCapacity, NodeResolver, Resources
 from load_watcher.providers.prometheus_batch import TIMES, ChosenMetric, Column, Identity, JoinedBatch, build_batch
-from load_watcher.providers.prometheus_http import VectorReply
 from load_watcher.samples import FIFTEEN_MINUTES, NodeInfo
 from tests.builders import NOW
+from tests.prometheus_replies import make_reply
 from trimaran_client.wire import ResourceQuantities
 
 Series = tuple[Mapping[str, str], str]
@@ -35,14 +35,12 @@ def join(
     """Join the series of one metric; *nodes* maps names to addresses, and without it the nodes are not known."""
     by_column = {column: list(series), **(others or {})}
     columns = {f"part{number}": each for number, each in enumerate(by_column)}
-    rows = [
-        ((key, *(labels.get(name, "") for name in LABELS)), value) for key, each in columns.items() for labels, value in by_column[each]
-    ]
+    printed = [(key, labels, value) for key, each in columns.items() for labels, value in by_column[each]]
     amounts = {} if cores is None else {"CPU": int(cores * 1000), "Memory": 2**30}
     info = NodeInfo(ResourceQuantities(), ResourceQuantities())
     expression = Expression("query", unit, "rule")
     return build_batch(
-        [VectorReply([labels for labels, _ in rows], [value for _, value in rows])],
+        [make_reply(printed, LABELS)],
         columns,
         {"m": ChosenMetric(CatalogueMetric("m", metric_type, operators, (expression,)), expression)},
         identity=Identity(LABELS, chosen_labels, NodeResolver(nodes, suffix=suffix)),
