@@ -15,4 +15,4 @@ def make_reply(series: Iterable[PrintedSeries], labels: Sequence[str]) -> Vector
     """Print series as Prometheus does, and read of each the given *labels*."""
     result = [{"metric": dict(named) | {PART_LABEL: key}, "value": [NOW, text]} for key, named, text in series]
     body = json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}})
-    return VectorDecoder((PART_LABEL, *labels)).decode(body.encode())
+    return VectorDecoder(PART_LABEL, labels).decode(body.encode())

@@ -31,7 +31,7 @@ from load_watcher.providers.prometheus_http import PrometheusClient, QueryRefuse
 from load_watcher.providers.prometheus_options import PrometheusOptions, read_options
 from load_watcher.providers.prometheus_plan import plan_queries
 from load_watcher.providers.prometheus_report import RefreshState, describe
-from load_watcher.providers.prometheus_vector import NAME, VectorReply
+from load_watcher.providers.prometheus_vector import NAME, VectorDecoder, VectorReply
 from load_watcher.providers.promql import PART_LABEL, Part, combine
 from load_watcher.samples import SampleBatch, Window
 from load_watcher.settings import Settings
@@ -91,7 +91,7 @@ class PrometheusProvider:
         named = [label for metric in self._catalogue.metrics for expression in metric.expressions for label in expression.host_labels]
         self._labels = tuple(dict.fromkeys((*options.host_labels, *self._catalogue.host_labels, *named, *HOST_LABELS)))
         async with AsyncExitStack() as stack:
-            self._client = await asyncio.to_thread(PrometheusClient, options.address, options.tls, (PART_LABEL, *self._labels))
+            self._client = await asyncio.to_thread(PrometheusClient, options.address, options.tls, VectorDecoder(PART_LABEL, self._labels))
             stack.callback(self._client.close)
             self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prometheus")
             # A thread ends by the timeout of its request; nobody waits for that.
@@ -202,7 +202,7 @@ class PrometheusProvider:
         replies, refused = await self._ask(questions, call)
         if len(refused) == len({part.query for part in questions}) and not before:
             raise QueryRefusedError(next(iter(refused.values())))
-        answered = {labels[0] for reply in replies for labels in reply.labels}
+        answered = {key for reply in replies for key in reply.parts}
         self._discovery.learn(answered, {part.key: refused[part.query] for part in questions if part.query in refused}, call.now)
         for key, (_, expression) in self._discovery.chosen.items():
             if key not in before:

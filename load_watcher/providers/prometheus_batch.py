@@ -7,20 +7,19 @@ Pure. Every rule gives the same result for the same series in any order, as serv
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from load_watcher.providers.catalogue import CAPACITY_OF, EXPORTED_LABELS, HOST_LABELS, UNITS, CatalogueMetric, Expression
 from load_watcher.providers.nodes import AMBIGUOUS_HOST, UNKNOWN_NODE, Match, NodeCapacity, NodeResolver, NoMatch, Strength
-from load_watcher.providers.prometheus_vector import NAME, VectorReply
+from load_watcher.providers.prometheus_vector import NAME, Hosts, PartSeries, VectorReply, parse_number
 from load_watcher.samples import PERCENT, Aggregate, Rejection, SampleBatch, Window
-from trimaran_client.units import BoolArray, FloatArray
+from trimaran_client.units import BoolArray, FloatArray, IntArray
 from trimaran_client.wire import CPU, LATEST
 
 TIMES: Final = "times"
@@ -29,8 +28,7 @@ UNREADABLE: Final = "unreadable"
 CAPACITY_UNKNOWN: Final = "capacity_unknown"
 VANISHED: Final = "vanished"
 _MAX_EXAMPLES: Final = 3
-# As Go prints numbers; Python's float reads much more.
-_NUMBER: Final = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?|Inf)|NaN")
+_GUESSES: Final = frozenset({Strength.SUFFIX, Strength.SHORT_NAME})
 
 
 class ChosenMetric(NamedTuple):
@@ -82,16 +80,16 @@ class Identity:
     chosen: tuple[str, ...]
     resolver: NodeResolver
 
-    def find(self, values: Sequence[str], expression: Expression) -> Match | NoMatch:
+    def find(self, values: Sequence[str], own_labels: Sequence[str]) -> Match | NoMatch:
         """
         Find the node of a series.
 
-        The first chosen label that the series has decides alone: those of the expression, else those of the user. Without one, what the
-        exporter itself says (``exported_node``, ``exported_instance``) goes first; then all labels that name a node must name the same one.
-        Where the nodes are not known, the first label of :data:`HOST_LABELS` that the series has is taken.
+        The first chosen label that the series has decides alone: one of *own_labels*, those of the expression, else of the user's. Without
+        one, what the exporter itself says (``exported_node``, ``exported_instance``) goes first; then all labels that name a node must name
+        the same one. Where the nodes are not known, the first label of :data:`HOST_LABELS` that the series has is taken.
         """
         labels = {label: value for label, value in zip(self.labels, values, strict=True) if value}
-        for label in expression.host_labels or self.chosen:
+        for label in own_labels or self.chosen:
             if label in labels:
                 return self.resolver.resolve(labels[label])
         found = [(label, self.resolver.resolve(labels[label])) for label in HOST_LABELS if label in labels]
@@ -111,7 +109,7 @@ class Identity:
 
 
 def build_batch(
-    replies: Iterable[VectorReply],
+    replies: Sequence[VectorReply],
     columns: Mapping[str, Column],
     chosen: Mapping[str, ChosenMetric],
     *,
@@ -129,7 +127,7 @@ def build_batch(
     guessing, are rejected with their labels.
 
     Args:
-        replies: Series whose first label is the key of their part.
+        replies: Their parts have the keys of *columns*; what has another key is left out.
         columns: Key of a part → what its series are.
         chosen: Metric key → its expression, in the order of the catalogue.
         identity: How a series names its node.
@@ -141,9 +139,17 @@ def build_batch(
         One row for each node of the cluster, or where they are not known for each that a series named. ``sampled_at`` is the time of the
         oldest of a node's metrics.
     """
-    series = _group(replies, columns)
+    series = _Series(replies, columns)
     rejections: list[Rejection] = []
-    placed = {key: _place(series[key], each, identity, rejections) for key, each in chosen.items()}
+
+    @cache  # most metrics have the same labels
+    def find(code: int, own_labels: tuple[str, ...]) -> Match | NoMatch:
+        return identity.find(series.hosts[code], own_labels)
+
+    answers = {
+        key: {code: find(code, expression.host_labels) for code in series.list_named(key)} for key, (_, expression) in chosen.items()
+    }
+    placed = {key: _place(answers[key], series.hosts, metric.metric_type, rejections) for key, (metric, _) in chosen.items()}
     found = sorted({match.node for places in placed.values() for match in places.values()})
     names = tuple(sorted(capacities)) if capacities is not None else tuple(found)
     rows = {name: row for row, name in enumerate(names)}
@@ -154,13 +160,16 @@ def build_batch(
     sampled_at = np.full(len(names), np.nan)
     joins: dict[str, MetricJoin] = {}
     for key, (metric, expression) in chosen.items():
-        table = _Table(names, metric.metric_type, {host: rows[match.node] for host, match in placed[key].items()}, rejections)
+        row_of_host = np.full(len(series.hosts), -1)
+        row_of_host[list(placed[key])] = [rows[match.node] for match in placed[key].values()]
+        table = _Table(names, metric.metric_type, row_of_host, rejections)
         scale, unit = _find_scale(metric.metric_type, expression.unit, names, capacities, go_scaling=go_scaling)
         has_value = np.zeros(len(names), dtype=np.bool_)
         is_present: BoolArray | None = None
         times = np.full(len(names), evaluated_at)
-        for column in sorted(series[key], key=lambda column: (column.operator != LATEST, str(column.operator), column.window or Window(0))):
-            values, present = table.fill(series[key][column])
+        parts = series.by_metric[key]
+        for column in sorted(parts, key=lambda column: (column.operator != LATEST, str(column.operator), column.window or Window(0))):
+            values, present = table.fill(parts[column])
             if column.operator == TIMES:
                 times = np.where(np.isnan(values), times, values)
                 continue
@@ -176,7 +185,8 @@ def build_batch(
             else:
                 aggregates.append(Aggregate(expression.name, metric.metric_type, column.operator, column.window, values, unit))
         sampled_at = np.fmin(sampled_at, np.where(has_value, np.minimum(times, evaluated_at), np.nan))
-        joins[key] = _summarize(series[key], placed[key], identity, int(has_value.sum()))
+        unmatched = [series.hosts[code] for code in answers[key] if code not in placed[key]]
+        joins[key] = _summarize(unmatched, placed[key], identity, int(has_value.sum()))
     batch = SampleBatch(
         source=NAME,
         nodes=names,
@@ -188,77 +198,81 @@ def build_batch(
         members_known=capacities is not None,
         units=units,
     )
-    return JoinedBatch(batch, joins, frozenset(column for each in series.values() for column in each))
+    return JoinedBatch(batch, joins, frozenset(column for each in series.by_metric.values() for column in each))
 
 
-_Hosts = tuple[str, ...]
-_Series = dict[Column, list[tuple[_Hosts, str]]]
+_Matches = dict[int, Match]
 
 
-def _group(replies: Iterable[VectorReply], columns: Mapping[str, Column]) -> defaultdict[str, _Series]:
-    grouped: defaultdict[str, _Series] = defaultdict(dict)
-    for labels, value in chain.from_iterable(zip(reply.labels, reply.values, strict=True) for reply in replies):
-        column = columns.get(labels[0])
-        if column is not None:
-            grouped[column.metric_key].setdefault(column, []).append((labels[1:], value))
-    return grouped
+class _Series:
+    """
+    The series of all replies: by metric and column, with codes that stand for the same labels in all of them.
+
+    The codes are in the order of the labels, so that no rule depends on the order of the series.
+    """
+
+    def __init__(self, replies: Sequence[VectorReply], columns: Mapping[str, Column]) -> None:
+        self.hosts = sorted({hosts for reply in replies for hosts in reply.hosts})
+        self.by_metric: defaultdict[str, dict[Column, list[PartSeries]]] = defaultdict(dict)
+        code_of = {hosts: code for code, hosts in enumerate(self.hosts)}
+        for reply in replies:
+            codes = np.array([code_of[hosts] for hosts in reply.hosts], dtype=np.int64)
+            for key, part in reply.parts.items():
+                column = columns.get(key)
+                if column is not None:
+                    recoded = replace(part, host_codes=codes[part.host_codes])
+                    self.by_metric[column.metric_key].setdefault(column, []).append(recoded)
+
+    def list_named(self, metric_key: str) -> list[int]:
+        """List the codes of the labels of a metric's values, ascending; those of their times alone name nothing."""
+        parts = [part for column, each in self.by_metric[metric_key].items() if column.operator != TIMES for part in each]
+        return np.unique(np.concatenate([part.host_codes for part in parts])).tolist() if parts else []
 
 
-def _place(series: _Series, chosen: ChosenMetric, identity: Identity, rejections: list[Rejection]) -> dict[_Hosts, Match]:
-    """Find the node of each distinct set of labels; where hosts collide by guessing, the surer way counts, and else none."""
-    matches: dict[_Hosts, Match] = {}
-    by_node: defaultdict[str, set[tuple[Strength, str]]] = defaultdict(set)
-    for hosts in sorted({hosts for column, items in series.items() if column.operator != TIMES for hosts, _ in items}):
-        answer = identity.find(hosts, chosen.expression)
+def _place(answers: Mapping[int, Match | NoMatch], hosts: Sequence[Hosts], metric_type: str, rejections: list[Rejection]) -> _Matches:
+    """Keep the node of each distinct set of labels; where hosts collide by guessing, the surer way counts, and else none."""
+    matches: _Matches = {}
+    for code, answer in answers.items():
         if isinstance(answer, Match):
-            matches[hosts] = answer
-            by_node[answer.node].add((answer.strength, answer.host))
+            matches[code] = answer
         else:
-            rejections.append(Rejection(_first(hosts), chosen.metric.metric_type, answer.rule, answer.detail))
-    refused: dict[tuple[str, str], str] = {}
-    for node, found in by_node.items():
-        surest = min(strength for strength, _ in found)
-        guessed = sorted(host for strength, host in found if strength in {Strength.SUFFIX, Strength.SHORT_NAME})
-        rivals = sorted(host for strength, host in found if strength == surest)
-        if surest in {Strength.SUFFIX, Strength.SHORT_NAME} and len(rivals) == 1:
-            guessed.remove(rivals[0])
-        named = ", ".join(sorted(host for _, host in found))
-        refused |= {(node, host): f"the hosts {named} would be the node {node}" for host in guessed}
-    for hosts, match in list(matches.items()):
-        detail = refused.get((match.node, match.host))
-        if detail is not None and match.strength in {Strength.SUFFIX, Strength.SHORT_NAME}:
-            rejections.append(Rejection(match.host, chosen.metric.metric_type, AMBIGUOUS_HOST, detail))
-            del matches[hosts]
+            rejections.append(Rejection(_first(hosts[code]), metric_type, answer.rule, answer.detail))
+    guesses = {code: match for code, match in matches.items() if match.strength in _GUESSES}
+    claims: defaultdict[str, set[tuple[Strength, str]]] = defaultdict(set)
+    if guesses:
+        for match in matches.values():
+            claims[match.node].add((match.strength, match.host))
+    for code, match in guesses.items():
+        as_sure = [claim for claim in claims[match.node] if claim[0] <= match.strength]
+        if len(as_sure) > 1:
+            named = ", ".join(sorted(host for _, host in claims[match.node]))
+            detail = f"the hosts {named} would be the node {match.node}"
+            rejections.append(Rejection(match.host, metric_type, AMBIGUOUS_HOST, detail))
+            del matches[code]
     return matches
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The columns of one metric."""
+    """The columns of one metric; ``row_of_host`` is the row of each code, -1 where it is none."""
 
     names: tuple[str, ...]
     metric_type: str
-    row_of: Mapping[_Hosts, int]
+    row_of_host: IntArray
     rejections: list[Rejection]
 
-    def fill(self, items: Sequence[tuple[_Hosts, str]]) -> tuple[FloatArray, BoolArray]:
+    def fill(self, parts: Sequence[PartSeries]) -> tuple[FloatArray, BoolArray]:
         """Answer the highest finite value of each node, and which nodes have a series at all."""
         values, present = np.full(len(self.names), np.nan), np.zeros(len(self.names), dtype=np.bool_)
-        rows: list[int] = []
-        numbers: list[float] = []
-        for hosts, text in items:
-            row = self.row_of.get(hosts)
-            if row is None:
-                continue
-            present[row] = True
-            number = _parse(text)
-            if number is None or not math.isfinite(number):
-                rule = UNREADABLE if number is None else NOT_FINITE
-                self.rejections.append(Rejection(self.names[row], self.metric_type, rule, f"value {text[:40]}"))
-                continue
-            rows.append(row)
-            numbers.append(number)
-        np.fmax.at(values, np.array(rows, dtype=np.int64), np.array(numbers, dtype=np.float64))
+        for part in parts:
+            rows = self.row_of_host[part.host_codes]
+            is_placed = rows >= 0
+            present[rows[is_placed]] = True
+            np.fmax.at(values, rows[is_placed], part.values[is_placed])
+            for series, text in part.odd_texts.items():
+                if is_placed[series]:
+                    rule = UNREADABLE if parse_number(text) is None else NOT_FINITE
+                    self.rejections.append(Rejection(self.names[rows[series]], self.metric_type, rule, f"value {text[:40]}"))
         return values, present
 
     def drop_vanished(self, values: FloatArray, is_present: BoolArray) -> FloatArray:
@@ -291,8 +305,7 @@ def _find_scale(
     return 100.0 * per_unit / np.array(amounts, dtype=np.float64), PERCENT
 
 
-def _summarize(series: _Series, placed: Mapping[_Hosts, Match], identity: Identity, nodes: int) -> MetricJoin:
-    unmatched = sorted({hosts for column, items in series.items() if column.operator != TIMES for hosts, _ in items} - placed.keys())
+def _summarize(unmatched: Sequence[Hosts], placed: _Matches, identity: Identity, nodes: int) -> MetricJoin:
     examples = [_describe(dict(zip(identity.labels, hosts, strict=True))) for hosts in unmatched[:_MAX_EXAMPLES]]
     addresses = {match.node for match in placed.values() if match.strength is Strength.UNCHECKED and _looks_like_address(match.node)}
     return MetricJoin(nodes, len(unmatched), tuple(examples), len(addresses))
@@ -302,11 +315,7 @@ def _looks_like_address(name: str) -> bool:
     return ":" in name or name.replace(".", "").isdigit()
 
 
-def _parse(text: str) -> float | None:
-    return float(text) if _NUMBER.fullmatch(text) else None
-
-
-def _first(hosts: _Hosts) -> str:
+def _first(hosts: Hosts) -> str:
     return next((host for host in hosts if host), "")
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ssl
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -76,17 +75,17 @@ class PrometheusClient:
     Args:
         address: Without a slash at the end.
         tls: How to check the server.
-        labels: The labels that are read of each series; all others are skipped.
+        decoder: Reads the replies.
 
     Raises:
         ProviderConfigError: If a file of the TLS settings cannot be used.
     """
 
-    def __init__(self, address: str, tls: TlsSettings, labels: Sequence[str]) -> None:
+    def __init__(self, address: str, tls: TlsSettings, decoder: VectorDecoder) -> None:
         if not tls.verify:
             # Once is enough, and that is the provider's log.
             urllib3.disable_warnings(InsecureRequestWarning)
-        self._session = _QuerySession(VectorDecoder(labels), address)
+        self._session = _QuerySession(decoder, address)
         no_retry = Retry(total=0, raise_on_status=False)
         self._connect = PrometheusConnect(url=address, retry=no_retry, session=self._session, method="POST")
         # After the client, which mounts an adapter of its own for this address.
@@ -203,7 +202,7 @@ class _QuerySession(requests.Session):
         return ProviderUnavailableError(f"{NAME}: {self._address}: {said}; check METRICS_PROVIDER_ADDRESS and that the server runs")
 
 
-def _refuse(response: requests.Response, body: bytes, call: _Call) -> ProviderError:
+def _refuse(response: requests.Response, body: bytearray, call: _Call) -> ProviderError:
     status = response.status_code
     text, is_query = body[:10_000].decode(errors="replace"), False
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # then it is not the API's own error, and the text stands as it is
@@ -255,20 +254,18 @@ def _make_context(tls: TlsSettings) -> ssl.SSLContext:
     return context
 
 
-def _read_body(response: requests.Response, deadline: float) -> bytes:
+def _read_body(response: requests.Response, deadline: float) -> bytearray:
     """Read as the bytes come: the timeout of requests starts anew with each of them."""
-    chunks: list[bytes] = []
-    size = 0
+    body = bytearray()  # grows in place: chunks to join would be there twice at the end
     while chunk := response.raw.read1(_CHUNK_BYTES, decode_content=True):
-        size += len(chunk)
-        if size > MAX_BODY_BYTES:
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
             raise ProviderReplyError(
                 f"{NAME}: the reply is larger than {MAX_BODY_BYTES} bytes; leave metrics or windows out of the catalogue"
             )
         if time.monotonic() > deadline:
             raise TimeoutError
-        chunks.append(chunk)
-    return b"".join(chunks)
+    return body
 
 
 class _ErrorBody(msgspec.Struct, frozen=True):

@@ -84,7 +84,7 @@ class _Reference:
         metric, expression = self.case.chosen[key]
         columns = [column for column in self.by_column if column.metric_key == key and column.operator != TIMES]
         sets = {labels for column in columns for labels, _ in self.by_column[column]}
-        answers = {labels: self.case.identity.find(labels, expression) for labels in sets}
+        answers = {labels: self.case.identity.find(labels, expression.host_labels) for labels in sets}
         for labels, answer in answers.items():
             if isinstance(answer, NoMatch):
                 self.rejections.append((next(filter(None, labels), ""), metric.metric_type, answer.rule, answer.detail))
