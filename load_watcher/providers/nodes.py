@@ -243,17 +243,21 @@ class NodeResolver:
         for name in (text, host):
             if name in self._names:
                 return Match(name, Strength.NAME, host)
-        by_strength = {
-            Strength.ADDRESS: self._by_address.get(_normalize_address(host), set()),
-            Strength.SUFFIX: self._find_by_suffix(host),
-            Strength.SHORT_NAME: self._find_by_short_name(host),
-        }
-        for strength, nodes in by_strength.items():
+        finders = (
+            (Strength.ADDRESS, self._find_by_address),
+            (Strength.SUFFIX, self._find_by_suffix),
+            (Strength.SHORT_NAME, self._find_by_short_name),
+        )
+        for strength, find in finders:
+            nodes = find(host)
             if len(nodes) > 1:
                 return NoMatch(AMBIGUOUS_HOST, f"{host} fits the nodes {_list(nodes)}")
             for node in nodes:
                 return Match(node, strength, host)
         return NoMatch(UNKNOWN_NODE, f"{host} is neither the name nor an address of a node")
+
+    def _find_by_address(self, host: str) -> set[str]:
+        return self._by_address.get(_normalize_address(host), set())
 
     def _find_by_suffix(self, host: str) -> set[str]:
         if not self._suffix:
@@ -298,11 +302,11 @@ def _quantities(resources: Resources) -> ResourceQuantities:
 
 
 def _normalize_address(text: str) -> str:
-    """Write the many spellings of an IPv6 address as one, and host names in lower case."""
-    try:
-        return str(ip_address(text))
-    except ValueError:
-        return text.lower().rstrip(".")
+    """Write the many spellings of an IPv6 address, which has a colon, as one, and host names in lower case; IPv4 has one spelling."""
+    if ":" in text:
+        with suppress(ValueError):
+            return str(ip_address(text))
+    return text.lower().rstrip(".")
 
 
 def _is_address(text: str) -> bool:
