@@ -225,8 +225,12 @@ class _Series:
 
     def list_named(self, metric_key: str) -> list[int]:
         """List the codes of the labels of a metric's values, ascending; those of their times alone name nothing."""
-        parts = [part for column, each in self.by_metric[metric_key].items() if column.operator != TIMES for part in each]
-        return np.unique(np.concatenate([part.host_codes for part in parts])).tolist() if parts else []
+        is_named = np.zeros(len(self.hosts), dtype=np.bool_)
+        for column, parts in self.by_metric[metric_key].items():
+            if column.operator != TIMES:
+                for part in parts:
+                    is_named[part.host_codes] = True
+        return np.flatnonzero(is_named).tolist()
 
 
 def _place(answers: Mapping[int, Match | NoMatch], hosts: Sequence[Hosts], metric_type: str, rejections: list[Rejection]) -> _Matches:
