@@ -201,7 +201,11 @@ def simplify(joined: JoinedBatch) -> Outcome:
 hosts = st.sampled_from(
     ["n1", "N1", "n1:9100", "n2", "N2", "n2.example.org", "n3", "n3:9100", "n2.other.net", "b", "stranger", "1234", "", "ü", "a\nb"]
 ) | st.sampled_from(["10.0.0.1:9100", "10.0.0.2:9100", "10.9.9.9", "[fd00::1]:9100", "FD00:0::1"])
-labels = st.dictionaries(st.sampled_from([*LABELS, "device", "job"]), hosts, max_size=3) | hosts.map(lambda host: {"instance": host})
+# Of these several would be one node by guessing.
+guesses = st.sampled_from(["n2", "N2", "n2:9100", "n2.example.org"])
+labels = st.dictionaries(st.sampled_from([*LABELS, "device", "job"]), hosts, max_size=3) | (hosts | guesses).map(
+    lambda host: {"instance": host}
+)
 texts: st.SearchStrategy[str] = (
     st.sampled_from(["0.5", "0.25", "0.5", "-0.1", "0", "1e-3", "+3", "01", "1.", "1E5", "1e999", "NaN", "Inf", "+Inf", "-Inf"])
     | st.sampled_from(
