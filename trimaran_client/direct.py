@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 from aiohttp import web
 from aiohttp.helpers import rfc822_formatted_time
@@ -38,10 +38,10 @@ _STATUS_LINES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Head:
     """
-    The head of a usual request.
+    The head of a usual request; the same object for the same bytes, while it is remembered.
 
     Args:
         method: ``GET`` or ``POST``.
@@ -56,12 +56,22 @@ class Head:
     body_bytes: int
 
 
-class Answer(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Answer:
     """A ready answer: 200, 304 (without a body) or 400; the headers are ours, and are not checked."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+    _start: bytes = b""
+
+    def start(self) -> bytes:
+        """Write what it starts with, all but what tells the time; made once, as an answer can be given many times."""
+        if not self._start:
+            lines = "".join([f"{name}: {value}\r\n" for name, value in self.headers.items()])
+            length = "" if self.status == 304 else f"Content-Length: {len(self.body)}\r\n"
+            self._start = f"{_STATUS_LINES[self.status]}{lines}{length}".encode()
+        return self._start
 
 
 Respond = Callable[[Head, bytes], Answer | None]
@@ -145,18 +155,11 @@ class DirectConnection(asyncio.Protocol):
         received.clear()
         self._head = None
         self._last_at = self._front.loop.time()
-        self._write(answer)
-
-    def _write(self, answer: Answer) -> None:
-        status, headers, body = answer
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        length = "" if status == 304 else f"Content-Length: {len(body)}\r\n"
-        end = f"Date: {rfc822_formatted_time()}\r\nServer: {SERVER_SOFTWARE}\r\n\r\n"
-        head = f"{_STATUS_LINES[status]}{lines}{length}{end}".encode()
+        body, start = answer.body, answer.start() + self._front.write_date()
         if len(body) < _JOINED_BYTES:
-            self._transport.write(head + body)
+            self._transport.write(start + body)
         else:
-            self._transport.writelines([head, body])
+            self._transport.writelines([start, body])
 
     def _hand_over(self) -> None:
         self._leave()
@@ -197,6 +200,16 @@ class DirectServer:
         self.respond = respond
         self.most_body_bytes = most_body_bytes
         self.connections: set[DirectConnection] = set()
+        self._date = ""
+        self._date_lines = b""
+
+    def write_date(self) -> bytes:
+        """Write the last lines of a head, which tell the time; made once a second."""
+        date = rfc822_formatted_time()
+        if date is not self._date:
+            self._date = date
+            self._date_lines = f"Date: {date}\r\nServer: {SERVER_SOFTWARE}\r\n\r\n".encode()
+        return self._date_lines
 
     def connect(self) -> DirectConnection:
         """Make the protocol of a new connection."""

@@ -14,10 +14,12 @@ from load_watcher.publication import Publication
 from load_watcher.server.errors import from_history, no_snapshot, provider_unhealthy, unknown_node, withheld_node
 from load_watcher.server.negotiation import is_held, list_accepted, prefers_gzip
 from load_watcher.server.parameters import parse_statistics, parse_window
-from load_watcher.snapshot import Choice, Encoded, Reply
+from load_watcher.snapshot import Choice, Encoded, Reply, Snapshot
 from load_watcher.watcher import Watcher
 from trimaran_client.direct import Answer, Head, Respond
 
+# Each is short, but for the two that all share.
+_MOST_ANSWERS: Final = 1024
 _PLAIN_HOST: Final = re.compile(r"/watcher\?host=([A-Za-z0-9._-]+)")
 _ONE_TAG: Final = re.compile(r'(?:W/)?"[^"]*"')
 
@@ -66,29 +68,47 @@ async def get_watcher(request: web.Request) -> web.Response:
 
 
 def make_respond(watcher: Watcher) -> Respond:
-    """Make what answers usual requests for the published snapshot; whoever asks for more, or in another way, is left to the handlers."""
+    """
+    Make what answers usual requests for the published snapshot; whoever asks for more, or in another way, is left to the handlers.
+
+    Clients are few kinds of programs that send the same again and again: what they were answered stays until the next publication.
+    """
+    answers: dict[Head, Answer] = {}
+    answered: Publication | None = None
 
     def respond(head: Head, body: bytes) -> Answer | None:  # noqa: ARG001 - those of GET have none
+        nonlocal answered
         publication = watcher.publisher.newest
-        if publication is None or head.method != "GET":
-            return None
-        snapshot, encoding = publication.snapshot, ""
-        if head.target == "/watcher":
-            reply, encoding = choose_encoding(head.headers.get("accept-encoding", ""), snapshot)
-        else:
-            host = _PLAIN_HOST.fullmatch(head.target)
-            cut = None if host is None else snapshot.cut_host(host[1])
-            if cut is None:
+        if publication is not answered or len(answers) >= _MOST_ANSWERS:
+            answers.clear()
+            answered = publication
+        answer = answers.get(head)
+        if answer is None:
+            answer = None if publication is None else _find_answer(head, publication.snapshot)
+            if answer is None:
                 return None
-            reply = cut
-        said = head.headers.get("if-none-match")
-        if said is not None and not _ONE_TAG.fullmatch(said):
-            return None
-        answer = make_answer(reply, encoding, is_held=said is not None and said.removeprefix("W/") == reply.etag)
+            answers[head] = answer
         watcher.telemetry.count_request("/watcher", "GET", answer.status)
         return answer
 
     return respond
+
+
+def _find_answer(head: Head, snapshot: Snapshot) -> Answer | None:
+    if head.method != "GET":
+        return None
+    if head.target == "/watcher":
+        reply, encoding = choose_encoding(head.headers.get("accept-encoding", ""), snapshot)
+    else:
+        host = _PLAIN_HOST.fullmatch(head.target)
+        cut = None if host is None else snapshot.cut_host(host[1])
+        if cut is None:
+            return None
+        reply, encoding = cut, ""
+    said = head.headers.get("if-none-match")
+    if said is not None and not _ONE_TAG.fullmatch(said):
+        return None
+    return make_answer(reply, encoding, is_held=said is not None and said.removeprefix("W/") == reply.etag)
 
 
 def choose_encoding(accepted: str, encoded: Encoded) -> tuple[Reply, str]:
@@ -109,8 +129,8 @@ def make_answer(reply: Reply, encoding: str, *, is_held: bool) -> Answer:
 
 def answer_reply(request: web.Request, reply: Reply, encoding: str) -> web.Response:
     """Answer a reply over aiohttp."""
-    status, headers, body = make_answer(reply, encoding, is_held=is_held(request, reply.etag))
-    return web.Response(status=status, headers=headers, body=body)
+    answer = make_answer(reply, encoding, is_held=is_held(request, reply.etag))
+    return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
 
 
 async def get_health(request: web.Request) -> web.Response:

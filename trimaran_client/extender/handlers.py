@@ -78,8 +78,8 @@ class Verbs:
 
     async def post(self, request: web.Request) -> web.Response:
         """Answer one that is not usual."""
-        status, headers, body = self.answer(request.path, await request.read())
-        return web.Response(status=status, headers=headers, body=body)
+        answer = self.answer(request.path, await request.read())
+        return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
 
     def answer(self, path: str, body: bytes) -> Answer:
         """Answer the body of a question to one of the two paths."""
