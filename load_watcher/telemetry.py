@@ -27,6 +27,10 @@ _DURATION_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
 
 
+RequestLabels = tuple[str, str, str]
+"""Route, method and status of answered requests."""
+
+
 class SnapshotFacts(Protocol):
     """What of a snapshot shows in the metrics."""
 
@@ -79,7 +83,7 @@ class Telemetry:
             "load_watcher_rejected_samples_total", "Samples that do not count, by the rule that says so.", ["rule"], registry=self.registry
         )
         # Counted without locks and labels, which take longer than the answer; a scrape makes the series of it.
-        self._requests: collections.Counter[tuple[str, str, str]] = collections.Counter()
+        self._requests: collections.Counter[RequestLabels] = collections.Counter()
         build = Gauge("load_watcher_build_info", "Version of the service; always 1.", ["version", "python"], registry=self.registry)
         build.labels(version, platform.python_version()).set(1)
         self.registry.register(_StateCollector(self))
@@ -98,11 +102,15 @@ class Telemetry:
         for rule, count in counts.items():
             self._rejections.labels(rule).inc(count)
 
-    def count_request(self, route: str, method: str, status: int) -> None:
-        """Note an answered request; *route* is the pattern that matched, never the path that was asked for."""
-        self._requests[route, method if method in _METHODS else "other", str(status)] += 1
+    def label_request(self, route: str, method: str, status: int) -> RequestLabels:
+        """Make the labels of an answered request; *route* is the pattern that matched, never the path that was asked for."""
+        return route, method if method in _METHODS else "other", str(status)
 
-    def list_requests(self) -> list[tuple[tuple[str, str, str], int]]:
+    def count_request(self, labels: RequestLabels) -> None:
+        """Note an answered request."""
+        self._requests[labels] += 1
+
+    def list_requests(self) -> list[tuple[RequestLabels, int]]:
         """List how many requests of each route, method and status were answered."""
         return list(self._requests.items())
 

@@ -108,10 +108,12 @@ class DirectConnection(asyncio.Protocol):
     def __init__(self, front: DirectServer) -> None:
         self._front = front
         self._transport: asyncio.Transport
-        self._received = bytearray()
+        # Of a request whose body is not whole yet.
         self._head: Head | None = None
         self._body_at = 0
-        self._last_at = front.loop.time()
+        self._received = bytearray()
+        # Whether nothing was answered since the timer began: an idle connection ends after one to two of its turns.
+        self._is_idle = True
         self._idle_timer = front.loop.call_later(KEEP_ALIVE_SECONDS, self._close_idle)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -133,47 +135,49 @@ class DirectConnection(asyncio.Protocol):
         self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        """Answer, once a request is whole."""
-        received = self._received
-        received += data
+        """Answer, once a request is whole; a head that does not come whole, and anything behind a body, are not usual."""
         head = self._head
         if head is None:
-            end = received.find(b"\r\n\r\n") + 4
-            head = self._head = read_head(bytes(received[:end])) if 4 <= end <= _LONGEST_HEAD_BYTES else None
-            self._body_at = end
-        if head is None or head.body_bytes > self._front.most_body_bytes:
-            self._hand_over()
-            return
-        size = self._body_at + head.body_bytes
-        if len(received) < size:
-            return
-        # More than one at once is not usual either.
-        answer = self._front.respond(head, bytes(received[self._body_at :])) if len(received) == size else None
+            end = data.find(b"\r\n\r\n") + 4
+            head = read_head(data[:end]) if 4 <= end <= _LONGEST_HEAD_BYTES else None
+            if head is None or head.body_bytes > self._front.most_body_bytes:
+                self._hand_over(data)
+                return
+            body = data[end:]
+            if len(body) < head.body_bytes:
+                self._head, self._body_at, self._received = head, end, bytearray(data)
+                return
+        else:
+            self._received += data
+            if len(self._received) < self._body_at + head.body_bytes:
+                return
+            data = bytes(self._received)
+            body = data[self._body_at :]
+            self._head = None
+        answer = self._front.respond(head, body) if len(body) == head.body_bytes else None
         if answer is None:
-            self._hand_over()
+            self._hand_over(data)
             return
-        received.clear()
-        self._head = None
-        self._last_at = self._front.loop.time()
+        self._is_idle = False
         body, start = answer.body, answer.start() + self._front.write_date()
         if len(body) < _JOINED_BYTES:
             self._transport.write(start + body)
         else:
             self._transport.writelines([start, body])
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, received: bytes) -> None:
         self._leave()
         handler = cast("asyncio.Protocol", self._front.make_handler())
         self._transport.set_protocol(handler)
         handler.connection_made(self._transport)
-        handler.data_received(bytes(self._received))
+        handler.data_received(received)
 
     def _close_idle(self) -> None:
-        left_seconds = self._last_at + KEEP_ALIVE_SECONDS - self._front.loop.time()
-        if left_seconds > 0:
-            self._idle_timer = self._front.loop.call_later(left_seconds, self._close_idle)
-        else:
+        if self._is_idle:
             self._transport.close()
+            return
+        self._is_idle = True
+        self._idle_timer = self._front.loop.call_later(KEEP_ALIVE_SECONDS, self._close_idle)
 
     def _leave(self) -> None:
         self._idle_timer.cancel()

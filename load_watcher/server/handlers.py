@@ -15,6 +15,7 @@ from load_watcher.server.errors import from_history, no_snapshot, provider_unhea
 from load_watcher.server.negotiation import is_held, list_accepted, prefers_gzip
 from load_watcher.server.parameters import parse_statistics, parse_window
 from load_watcher.snapshot import Choice, Encoded, Reply, Snapshot
+from load_watcher.telemetry import RequestLabels
 from load_watcher.watcher import Watcher
 from trimaran_client.direct import Answer, Head, Respond
 
@@ -73,7 +74,7 @@ def make_respond(watcher: Watcher) -> Respond:
 
     Clients are few kinds of programs that send the same again and again: what they were answered stays until the next publication.
     """
-    answers: dict[Head, Answer] = {}
+    answers: dict[Head, tuple[Answer, RequestLabels]] = {}
     answered: Publication | None = None
 
     def respond(head: Head, body: bytes) -> Answer | None:  # noqa: ARG001 - those of GET have none
@@ -82,13 +83,14 @@ def make_respond(watcher: Watcher) -> Respond:
         if publication is not answered or len(answers) >= _MOST_ANSWERS:
             answers.clear()
             answered = publication
-        answer = answers.get(head)
-        if answer is None:
+        known = answers.get(head)
+        if known is None:
             answer = None if publication is None else _find_answer(head, publication.snapshot)
             if answer is None:
                 return None
-            answers[head] = answer
-        watcher.telemetry.count_request("/watcher", "GET", answer.status)
+            known = answers[head] = (answer, watcher.telemetry.label_request("/watcher", "GET", answer.status))
+        answer, labels = known
+        watcher.telemetry.count_request(labels)
         return answer
 
     return respond
@@ -166,5 +168,6 @@ async def count_requests(request: web.Request, handler: Handler) -> web.StreamRe
     response = await handler(request)
     resource = request.match_info.route.resource
     route = "unmatched" if resource is None else resource.canonical
-    request.app[WATCHER].telemetry.count_request(route, request.method, response.status)
+    telemetry = request.app[WATCHER].telemetry
+    telemetry.count_request(telemetry.label_request(route, request.method, response.status))
     return response

@@ -67,8 +67,8 @@ def test_counts() -> None:
     telemetry.observe_refresh(0.3)
     telemetry.count_failure("auth")
     telemetry.count_rejections({"negative": 2, "future": 1})
-    telemetry.count_request("/watcher", "GET", 200)
-    telemetry.count_request("/watcher", "BREW", 405)
+    telemetry.count_request(telemetry.label_request("/watcher", "GET", 200))
+    telemetry.count_request(telemetry.label_request("/watcher", "BREW", 405))
     samples = scrape(telemetry)
     assert samples["load_watcher_refresh_duration_seconds_sum", ()] == 0.3
     assert samples["load_watcher_refresh_failures_total", (("cause", "auth"),)] == 1
