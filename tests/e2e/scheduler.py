@@ -30,6 +30,11 @@ class SchedulerMetrics(Metrics):
         return self.mean("scheduler_scheduling_algorithm_duration_seconds")
 
     @property
+    def cpu_seconds(self) -> float:
+        """CPU that the process has used since its start."""
+        return self.total("process_cpu_seconds_total")
+
+    @property
     def scheduled_count(self) -> int:
         """Attempts that placed a pod."""
         return round(self.total("scheduler_schedule_attempts_total", result="scheduled"))
