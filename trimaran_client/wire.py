@@ -60,7 +60,7 @@ class ResourceQuantities(msgspec.Struct, frozen=True, gc=False, omit_defaults=Tr
     memory: str | None = None
 
 
-class NodeMetrics(msgspec.Struct, frozen=True, rename="camel"):
+class NodeMetrics(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """
     The metrics of one node.
 

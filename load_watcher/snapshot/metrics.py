@@ -17,6 +17,7 @@ from load_watcher.snapshot.served import DECIMAL_PLACES, find_statuses, list_col
 from trimaran_client.wire import Data, Metadata, Metric, NodeMetrics, ResourceQuantities, WatcherMetrics
 
 _METADATA: Final = Metadata()
+_NO_TAGS: Final[dict[str, object]] = {}  # never written to: one for all
 _USUAL: Final = Choice()
 
 
@@ -55,7 +56,7 @@ def build_metrics(
     nodes: dict[str, NodeMetrics | None] = {
         node: NodeMetrics(
             metrics[row],
-            {},
+            _NO_TAGS,
             _METADATA,
             capacity=UNSET if info is None else _known(info.capacity),
             allocatable=UNSET if info is None else _known(info.allocatable),
