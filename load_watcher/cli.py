@@ -31,7 +31,7 @@ from load_watcher.settings import BindAddress, Settings, list_variables, load_se
 from load_watcher.watcher import Watcher
 from load_watcher.wiring import make_memory, make_watcher
 from trimaran_client.direct import serving
-from trimaran_client.ops import allow_connections, choose_loop, configure_logging, explain_os_error, settle
+from trimaran_client.ops import allow_connections, choose_loop, configure_logging, explain_os_error, return_memory, settle
 
 # Well inside the 30 s after which Kubernetes kills.
 _SHUTDOWN_SECONDS: Final = 10
@@ -95,6 +95,7 @@ class _ListenError(Exception):
 
 
 async def _serve(settings: Settings) -> None:
+    return_memory()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

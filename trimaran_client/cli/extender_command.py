@@ -65,8 +65,9 @@ def extender(
 
 async def _serve(config: Any) -> None:  # noqa: ANN401 - the configuration's module is imported on use only
     from trimaran_client.extender.app import running_extender, serving_extender
-    from trimaran_client.ops import allow_connections, explain_os_error, settle
+    from trimaran_client.ops import allow_connections, explain_os_error, return_memory, settle
 
+    return_memory()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -1,8 +1,11 @@
 import asyncio
+import ctypes
 import io
 import json
 import logging
+import platform
 import resource
+import subprocess
 import sys
 import threading
 import types
@@ -297,3 +300,31 @@ def test_the_loop_is_uvloop_where_it_is_installed(monkeypatch: pytest.MonkeyPatc
 def test_without_it_the_loop_is_that_of_the_standard_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)
     assert ops.choose_loop() is None
+
+
+_GROW_AND_FREE = """
+import resource
+from trimaran_client.ops import return_memory
+
+def resident_bytes():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+return_memory()
+before = resident_bytes()
+large = bytearray(20 << 20)
+del large  # by default blocks below this size come from the heap from now on, and 40 MB of it are kept
+blocks = [bytearray(b"x" * (1 << 20)) for _ in range(30)]
+del blocks
+print(resident_bytes() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
+def test_freed_memory_is_given_back() -> None:
+    kept_bytes = subprocess.run([sys.executable, "-c", _GROW_AND_FREE], check=True, capture_output=True, text=True).stdout
+    assert int(kept_bytes) < 10 << 20
+
+
+def test_another_c_library_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    ops.return_memory()
