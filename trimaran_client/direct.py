@@ -9,6 +9,7 @@ connection over to aiohttp for good, with all that was received of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -181,11 +182,15 @@ class DirectConnection(asyncio.Protocol):
 
     def _leave(self) -> None:
         self._idle_timer.cancel()
-        self._front.connections.discard(self)
+        self._front.forget(self)
 
     def close(self) -> None:
         """End it once what was written is out."""
         self._transport.close()
+
+    def abort(self) -> None:
+        """End it now."""
+        self._transport.abort()
 
 
 class DirectServer:
@@ -204,6 +209,7 @@ class DirectServer:
         self.respond = respond
         self.most_body_bytes = most_body_bytes
         self.connections: set[DirectConnection] = set()
+        self._is_empty = asyncio.Event()
         self._date = ""
         self._date_lines = b""
 
@@ -219,10 +225,23 @@ class DirectServer:
         """Make the protocol of a new connection."""
         return DirectConnection(self)
 
-    def close(self) -> None:
-        """End all connections that aiohttp does not have."""
+    def forget(self, connection: DirectConnection) -> None:
+        """Have one connection less."""
+        self.connections.discard(connection)
+        if not self.connections:
+            self._is_empty.set()
+
+    async def close(self, *, timeout_seconds: float) -> None:
+        """End all connections that aiohttp does not have; what was answered goes out, unless a client does not take it in time."""
         for each in tuple(self.connections):
             each.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                while self.connections:
+                    self._is_empty.clear()
+                    await self._is_empty.wait()
+        for each in tuple(self.connections):
+            each.abort()
 
 
 @asynccontextmanager
@@ -263,6 +282,6 @@ async def serving(
             yield listener.sockets[0].getsockname()[:2]
         finally:
             listener.close()
-            front.close()
+            await front.close(timeout_seconds=shutdown_seconds)
     finally:
         await runner.cleanup()

@@ -202,6 +202,22 @@ async def test_the_end_closes_what_is_open() -> None:
     writer.close()
 
 
+@pytest.mark.parametrize("reads", [True, False])
+async def test_the_end_waits_until_an_answer_is_out_but_not_for_ever(*, reads: bool) -> None:
+    """The server may take a second for its end here; who reads has the whole answer by then."""
+    async with running() as program:
+        reader, writer = await asyncio.open_connection("127.0.0.1", program.port, limit=1000)
+        writer.write(get("/large"))
+        await reader.readuntil(b"\r\n\r\n")
+        reading = asyncio.create_task(reader.readexactly(len(LARGE))) if reads else None
+    if reading is None:
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await reader.readexactly(len(LARGE))
+    else:
+        assert await reading == LARGE
+    writer.transport.abort()
+
+
 class Transport(asyncio.Transport):
     """Takes what is written; *handler* is what took the connection over."""
 
