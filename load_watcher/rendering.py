@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
+import numpy as np
 from cachetools import LRUCache
 
 from load_watcher.history.aggregate import WindowAggregate
@@ -141,9 +142,14 @@ class Renderer:
         aggregates, failures = await self._aggregate(publication, choice)
         # There is no room for a reason beside the nodes: what is asked for by name is there, or the whole is refused.
         for window, error in failures.items():
-            by_source = {operator for _, operator in _find_averaged(publication.good, window)}
-            if not by_source or not by_source.issuperset({*choice.statistics} - {LATEST}):
+            operators = {operator for _, operator in _find_averaged(publication.good, window)}
+            has_every_statistic = operators.issuperset({*choice.statistics} - {LATEST})
+            if not operators or not has_every_statistic:
                 raise error
+        held = {each.operator for each in aggregates if not np.isnan(each.values).all()}
+        held |= {operator for window in choice.windows or (None,) for _, operator in _find_averaged(publication.good, window)}
+        if lacking := [name for name in choice.statistics if name not in {LATEST, *held}]:
+            raise WindowNotHeldError(f"{', '.join(lacking)}: no samples span a window yet; ask again after the next refreshes")
         return await self._in_thread(partial(self._encode_window, publication, choice, aggregates))
 
     def _encode_window(self, publication: Publication, choice: Choice, aggregates: Sequence[WindowAggregate]) -> Snapshot:
@@ -164,16 +170,18 @@ class Renderer:
         if not choice.windows and not choice.statistics:
             return publication.aggregates, {}
         operators = tuple(each for each in choice.statistics or _USUAL if each != LATEST)
-        types = {key.metric_type for key in publication.good.columns}
+        types = {key.metric_type for key in publication.good.columns if key.window is None}  # only these have samples of ours
         aggregates: list[WindowAggregate] = []
         failures: _Failures = {}
         for window in choice.windows or (None,):
-            by_source = _find_averaged(publication.good, window)
-            wanted = set(itertools.product(types, operators)) - by_source
-            if not operators or (by_source and not wanted):
+            averaged = _find_averaged(publication.good, window)
+            wanted = set(itertools.product(types, operators)) - averaged
+            if not operators or (averaged and not wanted):
                 continue
             try:
                 computed = await self._compute(publication, window, operators)
+            except WindowNotHeldError as error:
+                failures[window] = _name_windows(error, publication.good)
             except HistoryError as error:
                 failures[window] = error
             else:
@@ -186,6 +194,12 @@ class Renderer:
         if publication.windows_end_at is None:
             raise WindowNotHeldError("no sample is held yet; ask again after the first refreshes")
         return await self._memory.compute_window(window, operators, publication.good.nodes, end_at=publication.windows_end_at)
+
+
+def _name_windows(error: WindowNotHeldError, good: LastGood) -> WindowNotHeldError:
+    """Name beside the windows that our history holds those that the source averages itself, which can be asked for too."""
+    windows = sorted({key.window for key in good.columns if key.window is not None})
+    return WindowNotHeldError(f"{error}; the source itself has {', '.join(map(str, windows))}") if windows else error
 
 
 def _find_averaged(good: LastGood, window: Window | None) -> set[tuple[str, str]]:

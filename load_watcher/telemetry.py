@@ -31,6 +31,11 @@ RequestLabels = tuple[str, str, str]
 """Route, method and status of answered requests."""
 
 
+def label_request(route: str, method: str, status: int) -> RequestLabels:
+    """Make the labels of an answered request; *route* is the pattern that matched, never the path that was asked for."""
+    return route, method if method in _METHODS else "other", str(status)
+
+
 class SnapshotFacts(Protocol):
     """What of a snapshot shows in the metrics."""
 
@@ -101,10 +106,6 @@ class Telemetry:
         """Note the samples that a refresh rejected, by rule."""
         for rule, count in counts.items():
             self._rejections.labels(rule).inc(count)
-
-    def label_request(self, route: str, method: str, status: int) -> RequestLabels:
-        """Make the labels of an answered request; *route* is the pattern that matched, never the path that was asked for."""
-        return route, method if method in _METHODS else "other", str(status)
 
     def count_request(self, labels: RequestLabels) -> None:
         """Note an answered request."""

@@ -73,7 +73,8 @@ class PodsView:
         """Answer the pods that the metrics may not show yet, in the order of the columns; made anew each time."""
         return tuple(itertools.chain.from_iterable(self._chunks))
 
-    def __len__(self) -> int:
+    @property
+    def in_flight_count(self) -> int:
         """Answer how many pods are in flight."""
         return len(self.node_rows)
 

@@ -14,7 +14,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, cast
 
@@ -64,7 +64,7 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
-    _start: bytes = b""
+    _start: bytes = field(default=b"", init=False, repr=False)
 
     def start(self) -> bytes:
         """Write what it starts with, all but what tells the time; made once, as an answer can be given many times."""
@@ -122,6 +122,8 @@ class DirectConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._front.connections.add(self)
+        if self._front.is_closing:
+            self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's
         """Forget it."""
@@ -152,19 +154,20 @@ class DirectConnection(asyncio.Protocol):
             self._received += data
             if len(self._received) < self._body_at + head.body_bytes:
                 return
-            data = bytes(self._received)
-            body = data[self._body_at :]
-            self._head = None
+            body = bytes(memoryview(self._received)[self._body_at :])
         answer = self._front.respond(head, body) if len(body) == head.body_bytes else None
         if answer is None:
-            self._hand_over(data)
+            self._hand_over(data if self._head is None else bytes(self._received))
             return
+        self._head = None
         self._is_idle = False
         body, start = answer.body, answer.start() + self._front.write_date()
         if len(body) < _JOINED_BYTES:
             self._transport.write(start + body)
         else:
             self._transport.writelines([start, body])
+        if self._front.is_closing:
+            self._transport.close()
 
     def _hand_over(self, received: bytes) -> None:
         self._leave()
@@ -185,8 +188,9 @@ class DirectConnection(asyncio.Protocol):
         self._front.forget(self)
 
     def close(self) -> None:
-        """End it once what was written is out."""
-        self._transport.close()
+        """End it once what was written is out; a request that is under way is answered before."""
+        if self._head is None:
+            self._transport.close()
 
     def abort(self) -> None:
         """End it now."""
@@ -209,6 +213,7 @@ class DirectServer:
         self.respond = respond
         self.most_body_bytes = most_body_bytes
         self.connections: set[DirectConnection] = set()
+        self.is_closing = False
         self._is_empty = asyncio.Event()
         self._date = ""
         self._date_lines = b""
@@ -232,7 +237,8 @@ class DirectServer:
             self._is_empty.set()
 
     async def close(self, *, timeout_seconds: float) -> None:
-        """End all connections that aiohttp does not have; what was answered goes out, unless a client does not take it in time."""
+        """End all connections that aiohttp does not have; what is under way is answered and goes out, if that does not take too long."""
+        self.is_closing = True
         for each in tuple(self.connections):
             each.close()
         with contextlib.suppress(TimeoutError):

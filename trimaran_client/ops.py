@@ -43,6 +43,8 @@ _CHATTY_LOGGERS = ("aiohttp.access", "kubernetes_asyncio")
 # A scheduler closes an idle connection after 90 s, and loses a question on one that was closed under it; others ask every 30 s.
 KEEP_ALIVE_SECONDS = 3600
 _REPEAT_SECONDS = 10.0
+# How long a body that nobody wants is still read; the end of the program waits for that too.
+_LINGERING_SECONDS = 1.0
 # Names and values of malloc.h; the threshold is the one that glibc begins with.
 _M_TRIM_THRESHOLD, _M_ARENA_MAX = -1, -8
 _TRIMMED_BYTES = 128 * 1024
@@ -190,6 +192,7 @@ def make_runner(app: web.Application, *, shutdown_seconds: float, handler_cancel
         access_log=None,
         keepalive_timeout=KEEP_ALIVE_SECONDS,
         shutdown_timeout=shutdown_seconds,
+        lingering_time=_LINGERING_SECONDS,
         handler_cancellation=handler_cancellation,
         auto_decompress=False,
     )

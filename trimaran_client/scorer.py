@@ -166,8 +166,7 @@ class Alignments:
         given, last = tuple(nodes), self._names
         if given is last or given == last:
             return last, []
-        with contextlib.suppress(TypeError):
-            "".join(given)  # type: ignore[arg-type] # the quickest way to see that all are names
+        if set(map(type, given)) <= {str}:
             names = self._names = cast("tuple[str, ...]", given)
             return names, []
         manifests = [node for node in given if not isinstance(node, str)]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from load_watcher.server.api import get_node_history, get_nodes, get_quality, get_status
-from load_watcher.server.handlers import WATCHER, clean_path, count_requests, get_health, get_watcher
+from load_watcher.server.handlers import WATCHER, WATCHER_PATH, clean_path, count_requests, get_health, get_watcher
 from load_watcher.server.snapshots import get_snapshot, release_waiting
 from load_watcher.watcher import Watcher
 from trimaran_client import ops
@@ -19,7 +19,7 @@ def create_app(watcher: Watcher) -> web.Application:
     app[WATCHER] = watcher
     app.cleanup_ctx.append(_run_watcher)
     app.on_shutdown.append(release_waiting)
-    app.router.add_get("/watcher", get_watcher)
+    app.router.add_get(WATCHER_PATH, get_watcher)
     app.router.add_get("/watcher/health", get_health)
     app.router.add_get("/api/v1/snapshot", get_snapshot)
     app.router.add_get("/api/v1/nodes", get_nodes)

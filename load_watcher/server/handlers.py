@@ -15,14 +15,14 @@ from load_watcher.server.errors import from_history, no_snapshot, provider_unhea
 from load_watcher.server.negotiation import is_held, list_accepted, prefers_gzip
 from load_watcher.server.parameters import parse_statistics, parse_window
 from load_watcher.snapshot import Choice, Encoded, Reply, Snapshot
-from load_watcher.telemetry import RequestLabels
+from load_watcher.telemetry import RequestLabels, label_request
 from load_watcher.watcher import Watcher
 from trimaran_client.direct import Answer, Head, Respond
 
 # Each is short, but for the two that all share.
 _MOST_ANSWERS: Final = 1024
-_PLAIN_HOST: Final = re.compile(r"/watcher\?host=([A-Za-z0-9._-]+)")
-_ONE_TAG: Final = re.compile(r'(?:W/)?"[^"]*"')
+WATCHER_PATH: Final = "/watcher"
+_PLAIN_HOST: Final = re.compile(rf"{WATCHER_PATH}\?host=([A-Za-z0-9._-]+)")
 
 WATCHER: Final = web.AppKey("watcher", Watcher)
 
@@ -88,7 +88,7 @@ def make_respond(watcher: Watcher) -> Respond:
             answer = None if publication is None else _find_answer(head, publication.snapshot)
             if answer is None:
                 return None
-            known = answers[head] = (answer, watcher.telemetry.label_request("/watcher", "GET", answer.status))
+            known = answers[head] = (answer, label_request(WATCHER_PATH, "GET", answer.status))
         answer, labels = known
         watcher.telemetry.count_request(labels)
         return answer
@@ -99,7 +99,7 @@ def make_respond(watcher: Watcher) -> Respond:
 def _find_answer(head: Head, snapshot: Snapshot) -> Answer | None:
     if head.method != "GET":
         return None
-    if head.target == "/watcher":
+    if head.target == WATCHER_PATH:
         reply, encoding = choose_encoding(head.headers.get("accept-encoding", ""), snapshot)
     else:
         host = _PLAIN_HOST.fullmatch(head.target)
@@ -107,10 +107,7 @@ def _find_answer(head: Head, snapshot: Snapshot) -> Answer | None:
         if cut is None:
             return None
         reply, encoding = cut, ""
-    said = head.headers.get("if-none-match")
-    if said is not None and not _ONE_TAG.fullmatch(said):
-        return None
-    return make_answer(reply, encoding, is_held=said is not None and said.removeprefix("W/") == reply.etag)
+    return make_answer(reply, encoding, if_none_match=head.headers.get("if-none-match", ""))
 
 
 def choose_encoding(accepted: str, encoded: Encoded) -> tuple[Reply, str]:
@@ -118,10 +115,10 @@ def choose_encoding(accepted: str, encoded: Encoded) -> tuple[Reply, str]:
     return (encoded.compressed, "gzip") if prefers_gzip(accepted) else (encoded.identity, "")
 
 
-def make_answer(reply: Reply, encoding: str, *, is_held: bool) -> Answer:
+def make_answer(reply: Reply, encoding: str, *, if_none_match: str) -> Answer:
     """Answer a reply, or 304 without a body if the client has it already."""
     headers = {"Vary": "Accept-Encoding", "ETag": reply.etag}
-    if is_held:
+    if is_held(if_none_match, reply.etag):
         return Answer(304, headers, b"")
     headers["Content-Type"] = "application/json"
     if encoding:
@@ -131,7 +128,7 @@ def make_answer(reply: Reply, encoding: str, *, is_held: bool) -> Answer:
 
 def answer_reply(request: web.Request, reply: Reply, encoding: str) -> web.Response:
     """Answer a reply over aiohttp."""
-    answer = make_answer(reply, encoding, is_held=is_held(request, reply.etag))
+    answer = make_answer(reply, encoding, if_none_match=request.headers.get("If-None-Match", ""))
     return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
 
 
@@ -168,6 +165,5 @@ async def count_requests(request: web.Request, handler: Handler) -> web.StreamRe
     response = await handler(request)
     resource = request.match_info.route.resource
     route = "unmatched" if resource is None else resource.canonical
-    telemetry = request.app[WATCHER].telemetry
-    telemetry.count_request(telemetry.label_request(route, request.method, response.status))
+    request.app[WATCHER].telemetry.count_request(label_request(route, request.method, response.status))
     return response

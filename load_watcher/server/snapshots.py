@@ -36,7 +36,7 @@ async def get_snapshot(request: web.Request) -> web.Response:
     publication = find_publication(watcher)
     while True:
         reply, encoding = choose_encoding(list_accepted(request), await watcher.renderer.encode_columns(publication, choice))
-        if not is_held(request, reply.etag):
+        if not is_held(request.headers.get("If-None-Match", ""), reply.etag):
             break
         newer = await _wait_newer(watcher.publisher, publication, deadline)
         if newer is publication:

@@ -18,7 +18,7 @@ from trimaran_client.wire import Data, Metadata, Metric, NodeMetrics, ResourceQu
 
 _METADATA: Final = Metadata()
 _NO_TAGS: Final[dict[str, object]] = {}  # never written to: one for all
-_USUAL: Final = Choice()
+_USUAL_CHOICE: Final = Choice()
 
 
 def build_metrics(
@@ -27,7 +27,7 @@ def build_metrics(
     now: float,
     stale_seconds: float,
     window: Window,
-    choice: Choice = _USUAL,
+    choice: Choice = _USUAL_CHOICE,
     aggregates: Sequence[WindowAggregate] = (),
     withheld: Collection[str] = (),
 ) -> WatcherMetrics:

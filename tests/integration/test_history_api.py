@@ -212,6 +212,14 @@ async def test_nodes_come_in_pages_by_name(service: Service) -> None:
     assert seen == [["n0", "n1"], ["n2", "n3"], ["n4"]]
 
 
+async def test_a_statistic_of_which_nothing_is_held_yet_is_404(service: Service) -> None:
+    await service.refresh(make_batch({"n1": 10.0}, sampled_at=service.clock.now + 30))
+    status, body = await service.get("/watcher?statistic=P90,MAX")
+    assert (status, body["error"]) == (404, "window_not_held")
+    assert body["message"].startswith("MAX, P90: no samples span a window yet")
+    assert (await service.get("/watcher?statistic=Latest"))[0] == 200
+
+
 @pytest.mark.parametrize("in_file", [False, True])
 async def test_the_past_of_a_node_comes_as_steps_and_pages(tmp_path: Path, *, in_file: bool) -> None:
     async with Service(tmp_path / "history.db" if in_file else None) as service:

@@ -177,6 +177,16 @@ async def test_what_the_source_averaged_counts_and_history_has_the_rest(service:
     assert await columns(service, "?statistics=MAX") == {("CPU", "Latest", ""): [10.0], ("CPU", "MAX", "15m"): [10.0]}
 
 
+async def test_what_only_the_source_averages_is_not_missed_in_our_history() -> None:
+    """Our samples are of newest values; of a metric without any there is nothing that history could add."""
+    only_average = Aggregate("Bandwidth", "Bandwidth", "AVG", FIFTEEN_MINUTES, np.array([5.0]), "")
+    async with Service(history=False) as service:
+        by_both = [by_source(operator, FIFTEEN_MINUTES, 70.0) for operator in ("AVG", "STD")]
+        await service.refresh(averaged(*by_both, only_average, sampled_at=NOW + 30))
+        _, body = await service.get(f"{PATH}?windows=15m")
+        assert body["notHeld"] == []
+
+
 async def test_without_history_the_source_is_all_there_is() -> None:
     async with Service(history=False) as service:
         await service.refresh(averaged(by_source("AVG", FIFTEEN_MINUTES, 70.0), sampled_at=NOW + 30))
@@ -186,6 +196,7 @@ async def test_without_history_the_source_is_all_there_is() -> None:
         assert [(each["statistic"], each["window"]) for each in body["columns"]] == [("Latest", ""), ("AVG", "15m")]
         assert [each["window"] for each in body["notHeld"]] == ["5m", "15m"]
         assert all("LOAD_WATCHER_HISTORY is off" in each["reason"] for each in body["notHeld"])
+        assert all("the source itself has 15m" in each["reason"] for each in body["notHeld"])
         _, body = await service.get(f"{PATH}?statistics=P90")
         assert [each["window"] for each in body["notHeld"]] == [""]
 

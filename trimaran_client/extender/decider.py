@@ -239,7 +239,8 @@ class Decider:
 
     def _remember_all(self, scored: _Scored) -> None:
         pod, choice, scores, snapshot = scored.pod, scored.choice, scored.scores, scored.columns.snapshot
-        candidates = Candidates(self.log.share(scores.names)) if scored.rows is None else Candidates(snapshot.nodes, scored.rows)
+        log, rows = self.log, scored.rows
+        candidates = Candidates(log.share(scores.names)) if rows is None else Candidates(log.share_nodes(snapshot.nodes), rows)
         counts = dict(enumerate(np.bincount(scores.reasons, minlength=1).tolist()))
         is_neutral = bool(counts.get(Reason.POLICY_FAILED))
         best = int(np.argmax(scored.values)) if candidates else -1

@@ -150,6 +150,8 @@ class DecisionLog:
         self._explainable_pods = 0
         self._latest: dict[str, Decision] = {}
         self._shared_names: dict[str, str] = {}
+        self._given_nodes: tuple[str, ...] = ()
+        self._shared_nodes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self._decisions)
@@ -173,6 +175,14 @@ class DecisionLog:
             self._explainable_pods -= _count_pods(oldest)
             oldest.columns = None
 
+    def share_nodes(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
+        """Answer the nodes of a snapshot as the decisions before have them: each snapshot brings its own names, and they stay the same."""
+        if nodes is not self._given_nodes:
+            self._given_nodes = nodes
+            if nodes != self._shared_nodes:
+                self._shared_nodes = self.share(nodes)
+        return self._shared_nodes
+
     def share(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Answer the same names as strings that other decisions have too: their own would be ten times as large as all the rest."""
         if len(self._shared_names) > _MOST_SHARED_NAMES:
@@ -194,7 +204,7 @@ class DecisionLog:
 
 def _count_pods(decision: Decision) -> int:
     pods = None if decision.columns is None else decision.columns.pods
-    return 0 if pods is None else len(pods)
+    return 0 if pods is None else pods.in_flight_count
 
 
 def view_ranked(scores: Scores) -> list[DecidedNode]:

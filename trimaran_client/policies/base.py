@@ -208,9 +208,10 @@ class NodeColumns:
             compute: Computes them; it must not look at pods or the present.
         """
         source = self if self.whole is None else self.whole
-        known = source.derived.get(what)
+        key = ("derived", what)
+        known = source.computed.get(key)
         if known is None:
-            known = source.derived[what] = compute(source)
+            known = source.computed[key] = compute(source)
             freeze(known)
         return known if source is self or self.rows is None else known.take(self.rows, axis=-1)
 
@@ -255,7 +256,7 @@ class NodeColumns:
 
     def resource(self, name: str) -> ResourceColumns:
         """Answer what the candidates have of a resource and what their pods hold of it, base units (millicores, else whole units)."""
-        return ResourceColumns(self, name, self.derived)
+        return ResourceColumns(self, name, self.computed)
 
     @cached_property
     def candidates_of_pods(self) -> IntArray:
@@ -292,7 +293,7 @@ class NodeColumns:
         return np.where(self.pod_rows >= 0, take_rows(totals[column], self.pod_rows), 0.0)
 
     @cached_property
-    def derived(self) -> dict[Hashable, FloatArray]:
+    def computed(self) -> dict[Hashable, FloatArray]:
         """Answer the columns that were computed so far."""
         return {}
 

@@ -68,7 +68,7 @@ def count_in_flight(nodes: NodeColumns, selection: NodeSelection, prediction: Us
         prediction: What a pod is taken to use.
         counts: Whether they count at all.
     """
-    if not nodes.pods or not counts:
+    if nodes.pods is None or not nodes.pods.in_flight_count or not counts:
         return InFlight(np.zeros(len(nodes.names)), np.empty(0), np.empty(0))
     usage, shares = nodes.pods.usage(prediction), uncovered_shares(nodes, selection)
     return InFlight(nodes.sum_by_node(usage * shares), usage, shares)
@@ -84,12 +84,12 @@ def uncovered_shares(nodes: NodeColumns, selection: NodeSelection) -> FloatArray
     ran for ``(1 - q)`` of the window besides. A pod on a node without the metric, or on none of the candidates, is not shown.
     """
     pods = nodes.pods
-    if not pods:
+    if pods is None or not pods.in_flight_count:
         return np.empty(0)
     if not nodes.names:
-        return np.ones(len(pods))
+        return np.ones(pods.in_flight_count)
     if float(np.minimum.reduce(pods.started_at)) > nodes.newest_sampled_at:  # in a burst all are newer than any sample
-        return np.ones(len(pods))
+        return np.ones(pods.in_flight_count)
     candidates = nodes.candidates_of_pods
     # One more at the end, for the index -1 of nodes without the metric.
     lags, spans = np.array([*map(_reach, nodes.snapshot.metrics.key_names), (math.nan, math.nan)]).T

@@ -221,7 +221,7 @@ def _measured_percent(target: Target, nodes: NodeColumns, selection: NodeSelecti
 
 def _in_flight(target: Target, nodes: NodeColumns, selection: NodeSelection) -> tuple[FloatArray, FloatArray]:
     """Answer how much of each pod in flight counts, and what they use on each node."""
-    if not nodes.pods:
+    if nodes.pods is None or not nodes.pods.in_flight_count:
         return np.empty(0), np.zeros(len(nodes.names))
     window_end_at = nodes.snapshot.window_end_at
     shares = unreported_upstream(nodes.pods, window_end_at) if target.is_upstream else uncovered_shares(nodes, selection)

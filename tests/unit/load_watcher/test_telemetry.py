@@ -5,7 +5,7 @@ from load_watcher.last_good import merge
 from load_watcher.quality import assess
 from load_watcher.samples import FIFTEEN_MINUTES
 from load_watcher.snapshot import build_metrics, encode_snapshot
-from load_watcher.telemetry import Telemetry
+from load_watcher.telemetry import Telemetry, label_request
 from tests.builders import NOW, make_batch
 from tests.fakes.watcher import FakeClock
 
@@ -67,8 +67,8 @@ def test_counts() -> None:
     telemetry.observe_refresh(0.3)
     telemetry.count_failure("auth")
     telemetry.count_rejections({"negative": 2, "future": 1})
-    telemetry.count_request(telemetry.label_request("/watcher", "GET", 200))
-    telemetry.count_request(telemetry.label_request("/watcher", "BREW", 405))
+    telemetry.count_request(label_request("/watcher", "GET", 200))
+    telemetry.count_request(label_request("/watcher", "BREW", 405))
     samples = scrape(telemetry)
     assert samples["load_watcher_refresh_duration_seconds_sum", ()] == 0.3
     assert samples["load_watcher_refresh_failures_total", (("cause", "auth"),)] == 1

@@ -108,6 +108,21 @@ class TestLog:
         assert bind(log, "p", "best") is not None
 
 
+class TestNames:
+    def test_of_many_snapshots_of_the_same_nodes_are_held_once(self) -> None:
+        """Each snapshot brings 5,000 names of its own: half a megabyte for each of a thousand decisions."""
+        log = DecisionLog(10)
+        first, *others = [log.share_nodes(tuple(f"node-{number}" for number in range(3))) for _ in range(3)]
+        assert all(other is first for other in others)
+
+    def test_of_nodes_that_changed_are_the_same_strings(self) -> None:
+        log = DecisionLog(10)
+        before, after = (log.share_nodes(tuple(f"node-{number}" for number in numbers)) for numbers in ((0, 1, 2), (2, 1, 3)))
+        assert (before, after) == (("node-0", "node-1", "node-2"), ("node-2", "node-1", "node-3"))
+        assert (after[0], after[1]) == (before[2], before[1])
+        assert (after[0] is before[2], after[1] is before[1]) == (True, True)
+
+
 class TestView:
     def test_has_the_best_candidates_and_the_count_of_all(self) -> None:
         view = view_decision(make_decision(), most_nodes=2)
