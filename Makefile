@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH := .cache/bench
 FAST_TESTS := tests/unit tests/property tests/integration tests/contract tests/conformance tests/architecture load_watcher trimaran_client
 
 .PHONY: run venv test test-fast lint format e2e bench prove test-lowest test-pythons lock clean help
@@ -41,12 +42,13 @@ format: $(STAMP) ## rewrite the sources in the project's style
 e2e: $(STAMP) ## only the tests against the real control plane
 	$(BIN)/python -m pytest tests/e2e
 
-bench: $(STAMP) ## measure everything, about twenty minutes (wrk and Prometheus must be there); docs/performance.md holds the last tables
-	$(BIN)/python -m tests.benchmarks.bench_service
-	$(BIN)/python -m tests.benchmarks.bench_scoring
-	$(BIN)/python -m tests.benchmarks.bench_extender
-	$(BIN)/python -m tests.benchmarks.bench_pod_watch --pods 20000
-	$(BIN)/python -m tests.benchmarks.bench_burst --busy-loops 0 2
+bench: $(STAMP) ## measure everything, about half an hour (wrk and Prometheus must be there), to tables and to JSON in .cache/bench; docs/performance.md holds the last
+	@mkdir -p $(BENCH)
+	$(BIN)/python -m tests.benchmarks.bench_service --output $(BENCH)/service.json
+	$(BIN)/python -m tests.benchmarks.bench_scoring --output $(BENCH)/scoring.json
+	$(BIN)/python -m tests.benchmarks.bench_extender --output $(BENCH)/extender.json
+	$(BIN)/python -m tests.benchmarks.bench_pod_watch --pods 20000 --output $(BENCH)/pod-watch.json
+	$(BIN)/python -m tests.benchmarks.bench_burst --busy-loops 0 2 --output $(BENCH)/burst.json
 	$(BIN)/python -m tests.benchmarks.bench_history
 	$(BIN)/python -m tests.benchmarks.quality
 

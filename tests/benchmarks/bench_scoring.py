@@ -290,8 +290,8 @@ def bench_import() -> list[Row]:
     told = [subprocess.run(command, check=True, capture_output=True, text=True).stdout.split() for _ in range(_IMPORTS)]
     times, with_names, sizes = ([float(each[column]) for each in told] for column in range(3))
     return [
-        Row.at_most("import trimaran_client, fresh interpreter", min(times), "ms", IMPORT_GOAL_MILLISECONDS),
-        Row("the same with the names that score, which load numpy", min(with_names), "ms"),
+        Row("import trimaran_client, fresh interpreter", min(times), "ms"),
+        Row.at_most("the same with the names that score, which load numpy", min(with_names), "ms", IMPORT_GOAL_MILLISECONDS),
         Row.at_most("peak memory of that interpreter", statistics.median(sizes), "MB", IMPORT_GOAL_MEGABYTES),
     ]
 

@@ -216,7 +216,7 @@ async def test_a_statistic_of_which_nothing_is_held_yet_is_404(service: Service)
     await service.refresh(make_batch({"n1": 10.0}, sampled_at=service.clock.now + 30))
     status, body = await service.get("/watcher?statistic=P90,MAX")
     assert (status, body["error"]) == (404, "window_not_held")
-    assert body["message"].startswith("MAX, P90: no samples span a window yet")
+    assert body["message"].startswith("P90, MAX: no samples span a window yet")
     assert (await service.get("/watcher?statistic=Latest"))[0] == 200
 
 

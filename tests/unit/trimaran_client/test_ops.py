@@ -243,6 +243,19 @@ async def test_a_compressed_body_is_not_unpacked() -> None:
         await runner.cleanup()
 
 
+async def test_the_end_does_not_wait_for_a_body_that_nobody_wants() -> None:
+    """By default aiohttp reads on for ten seconds after the answer."""
+    runner = ops.make_runner(web.Application(), shutdown_seconds=30)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
+    writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nabc")
+    assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 404 Not Found\r\n"
+    async with asyncio.timeout(5):
+        await runner.cleanup()
+    writer.close()
+
+
 class Stuck(io.StringIO):
     """A log that nobody reads, until it is released."""
 
