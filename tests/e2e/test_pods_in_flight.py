@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
@@ -82,7 +82,7 @@ def content(pods: AssignedPods, nodes: NodeCapacities, now: float) -> Content:
     view, capacities = pods.view(now), nodes.view().table
     return (
         {each.pod.uid: (each.node, each.state, each.assigned_at) for each in view.in_flight},
-        {name: view.totals.values[:, row].tolist() for name, row in view.totals.rows.items()},
+        {name: totals for name, row in view.totals.rows.items() if any(totals := view.totals.values[:, row].tolist())},
         {name: np.nan_to_num(capacities.values[:, row], nan=-1).tolist() for name, row in capacities.rows.items()},
     )
 
@@ -102,15 +102,15 @@ async def place_marker(api: ApiClient) -> str:
     return uid
 
 
-async def wait_until_told(feed: ClusterFeed, api: ApiClient) -> None:
-    """Wait until the feed has told of everything that happened to pods before this call."""
+async def wait_until_told(feed: ClusterFeed, api: ApiClient, *, nodes: Sequence[str] = ()) -> None:
+    """Wait until the feed has told of everything that happened to pods before this call, and of new *nodes*, which another watch tells."""
     uid = await place_marker(api)
 
     async def probe() -> None:
-        if feed.pods.state_of(uid) is None:
-            raise NotYet(f"{len(feed.pods)} pods, last error {feed.last_error}")
+        if feed.pods.state_of(uid) is None or not all(node in feed.nodes for node in nodes):
+            raise NotYet(f"{len(feed.pods)} pods, {len(feed.nodes)} nodes, last error {feed.last_error}")
 
-    await wait_for("marker from the feed", probe, timeout_seconds=TOLD_SECONDS)
+    await wait_for("markers from the feed", probe, timeout_seconds=TOLD_SECONDS)
 
 
 @asynccontextmanager
@@ -198,7 +198,7 @@ async def test_the_watch_survives_a_restart_of_the_api_server(workers: Cluster, 
         for round_number in range(2):
             await workers.restart_api_server()
             await change_everything(workers.api, round_number)
-            await wait_until_told(feed, workers.api)
+            await wait_until_told(feed, workers.api, nodes=[f"change-{round_number}"])
             await check_against_a_fresh_list(client, feed)
         assert feed.bad_object_count == 0
         await clean_up(workers.api, "change-0", "change-1")
@@ -211,14 +211,14 @@ async def test_the_watch_survives_a_compaction(workers: Cluster, client: KubeCli
     async with feed:
         await wait_until_synced(feed)
         await change_everything(workers.api, 0)
-        await wait_until_told(feed, workers.api)
+        await wait_until_told(feed, workers.api, nodes=["change-0"])
     await change_everything(workers.api, 1)
     await workers.api.delete(f"{PODS_PATH}/change-0-2")
     await workers.api.delete(f"{NODES_PATH}/change-0")
     await workers.compact_etcd()
     await workers.restart_api_server()
     async with feed:
-        await wait_until_told(feed, workers.api)
+        await wait_until_told(feed, workers.api, nodes=["change-1"])
         await check_against_a_fresh_list(client, feed)
     assert any("listing again" in record.message and "/api/v1/pods" in record.message for record in caplog.records)
     await clean_up(workers.api, "change-1")
@@ -228,7 +228,7 @@ async def test_the_watch_survives_a_silent_stream(workers: Cluster, client: Kube
     """The API server hangs, its connections stay open: noticed, and made up for."""
     async with following(client, times=IMPATIENT) as feed:
         await change_everything(workers.api, 0)
-        await wait_until_told(feed, workers.api)
+        await wait_until_told(feed, workers.api, nodes=["change-0"])
         before = content(feed.pods, feed.nodes, time.time())
 
         async def probe() -> None:
@@ -239,7 +239,7 @@ async def test_the_watch_survives_a_silent_stream(workers: Cluster, client: Kube
             await wait_for("notice of the silence", probe, timeout_seconds=TOLD_SECONDS)
             assert content(feed.pods, feed.nodes, time.time()) == before
         await change_everything(workers.api, 1)
-        await wait_until_told(feed, workers.api)
+        await wait_until_told(feed, workers.api, nodes=["change-1"])
         await check_against_a_fresh_list(client, feed)
         await clean_up(workers.api, "change-0", "change-1")
 
@@ -258,7 +258,7 @@ async def test_after_our_own_restart_nothing_old_counts_as_new(workers: Cluster,
 
     async with following(client) as feed:
         await change_everything(workers.api, 0)
-        await wait_until_told(feed, workers.api)
+        await wait_until_told(feed, workers.api, nodes=["change-0"])
         now = time.time()
         before, expected = content(feed.pods, feed.nodes, now), score(feed, now)
         assert expected[0][NODES[0]] != expected[1][NODES[0]]
