@@ -31,7 +31,19 @@ _JOINED_BYTES: Final = 32768
 _HEAD: Final = re.compile(rb"(GET|POST) (/[!-~]*) HTTP/1\.1\r\n((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[ -~\t]*\r\n)+)\r\n")
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
 # What changes how a request is read, or what becomes of its connection.
-_UNUSUAL: Final = frozenset({"connection", "content-encoding", "expect", "te", "trailer", "transfer-encoding", "upgrade"})
+_UNUSUAL: Final = frozenset(
+    {
+        "connection",
+        "content-encoding",
+        "expect",
+        "proxy-connection",
+        "sec-websocket-key1",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
 _STATUS_LINES: Final = {
     200: "HTTP/1.1 200 OK\r\n",
     304: "HTTP/1.1 304 Not Modified\r\n",
@@ -113,7 +125,7 @@ class DirectConnection(asyncio.Protocol):
         self._head: Head | None = None
         self._body_at = 0
         self._received = bytearray()
-        # Whether nothing was answered since the timer began: an idle connection ends after one to two of its turns.
+        # Whether nothing came since the timer began: an idle connection ends after one to two of its turns.
         self._is_idle = True
         self._idle_timer = front.loop.call_later(KEEP_ALIVE_SECONDS, self._close_idle)
 
@@ -139,6 +151,7 @@ class DirectConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Answer, once a request is whole; a head that does not come whole, and anything behind a body, are not usual."""
+        self._is_idle = False
         head = self._head
         if head is None:
             end = data.find(b"\r\n\r\n") + 4
@@ -160,7 +173,6 @@ class DirectConnection(asyncio.Protocol):
             self._hand_over(data if self._head is None else bytes(self._received))
             return
         self._head = None
-        self._is_idle = False
         body, start = answer.body, answer.start() + self._front.write_date()
         if len(body) < _JOINED_BYTES:
             self._transport.write(start + body)

@@ -24,6 +24,8 @@ RawAmounts = dict[str, object]
 # Longer than what any sane container asks for; longer ones are not remembered.
 _LONGEST_REMEMBERED = 1000
 _MOST_TEMPLATES = 4096
+# Sane pods have a few containers.
+_MOST_SHARED = 32
 
 
 class ResourcesObject(msgspec.Struct, frozen=True, gc=False):
@@ -178,6 +180,8 @@ def _containers(listed: Sequence[ContainerObject | None] | None) -> tuple[Contai
     if not listed:
         return ()
     containers = [_container(each or _NO_CONTAINER) for each in listed]
+    if len(listed) > _MOST_SHARED or not all(_is_remembered(each or _NO_CONTAINER) for each in listed):
+        return tuple(containers)
     identity = tuple(map(id, containers))
     shared = _shared_containers.get(identity)
     if shared is None:
@@ -188,9 +192,12 @@ def _containers(listed: Sequence[ContainerObject | None] | None) -> tuple[Contai
 
 
 def _container(value: ContainerObject) -> Container:
-    resources = bytes(value.resources)
-    read = _read_container if len(resources) <= _LONGEST_REMEMBERED else _read_container.__wrapped__
-    return read(value.name or "", resources, value.restart_policy == "Always")
+    read = _read_container if _is_remembered(value) else _read_container.__wrapped__
+    return read(value.name or "", bytes(value.resources), value.restart_policy == "Always")
+
+
+def _is_remembered(value: ContainerObject) -> bool:
+    return len(value.name or "") + len(bytes(value.resources)) <= _LONGEST_REMEMBERED
 
 
 @lru_cache(maxsize=_MOST_TEMPLATES)  # thousands of pods are made of the same few templates

@@ -59,6 +59,10 @@ class SharedContainers(tuple[Container, ...]):
         made.known = {}
         return made
 
+    def __reduce__(self) -> tuple[type[SharedContainers], tuple[tuple[Container, ...]]]:
+        """Copy and pickle the containers; what was computed of them stays here, and its keys can be anyone's functions."""
+        return SharedContainers, (tuple(self),)
+
 
 @dataclass(frozen=True, slots=True)
 class Pod:

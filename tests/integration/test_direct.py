@@ -108,6 +108,8 @@ UNUSUAL = {
     "old version": get(version="HTTP/1.0"),
     "no host": get(host=""),
     "closing": get("/ready", "Connection: close"),
+    "closing for a proxy": get("/ready", "Proxy-Connection: close"),
+    "old web socket": get("/ready", "Sec-WebSocket-Key1: a"),
     "upgrade": get("/ready", "Connection: upgrade", "Upgrade: h2c"),
     "header twice": get("/ready", "Accept: a", "Accept: b"),
     "host twice": get("/ready", "Host: b"),

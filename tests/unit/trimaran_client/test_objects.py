@@ -1,11 +1,17 @@
 """Pods and nodes as the API server writes them."""
 
+import copy
+import json
+import pickle
+
 import msgspec
 import pytest
 
+from trimaran_client import objects
 from trimaran_client.errors import ManifestError
 from trimaran_client.objects import NodeObject, PodObject, to_node, to_pod
-from trimaran_client.resources import Node, Pod
+from trimaran_client.prediction import GuardedEstimator, UsagePrediction
+from trimaran_client.resources import Node, Pod, SharedContainers
 
 MANIFEST = {
     "kind": "Pod",
@@ -81,3 +87,29 @@ def test_a_node_is_read() -> None:
 def test_a_node_needs_a_name() -> None:
     with pytest.raises(ManifestError, match=r"metadata\.name"):
         to_node(NodeObject())
+
+
+def test_large_containers_are_not_kept() -> None:
+    """Anyone who may create pods could fill the memory with them."""
+    before = len(objects._shared_containers)
+    amounts = json.dumps({f"example.com/{number}": "1" for number in range(200)})
+    for number in range(3):
+        pod = make([{"name": f"c{number}", "resources": msgspec.Raw(b'{"requests": %b}' % amounts.encode())}])
+        assert not isinstance(pod.containers, SharedContainers)
+    assert not isinstance(make([{"name": f"c{number}"} for number in range(100)]).containers, SharedContainers)
+    assert not isinstance(make([{"name": "c" * 2000}]).containers, SharedContainers)
+    assert len(objects._shared_containers) == before
+
+
+def test_pods_that_share_containers_can_be_copied_and_pickled() -> None:
+    """What was computed of them is not part of them, and cannot be pickled with a user's function as its key."""
+    pod = make([{"name": "c", "resources": msgspec.Raw(b'{"requests": {"cpu": "1"}}')}])
+    prediction = UsagePrediction(estimator=GuardedEstimator(lambda *_: -1.0))
+    assert prediction.predict(pod) == 1500
+    for copied in (pickle.loads(pickle.dumps(pod)), copy.deepcopy(pod)):  # noqa: S301 - our own
+        assert copied.containers == pod.containers
+        assert prediction.predict(copied) == 1500
+
+
+def make(containers: list[dict[str, object]]) -> Pod:
+    return to_pod(msgspec.json.decode(msgspec.json.encode({"spec": {"containers": containers}}), type=PodObject))
