@@ -42,6 +42,7 @@ class PodsInFlight(RuleBasedStateMachine):
         super().__init__()
         self.now = NOW
         self.model: dict[str, Record] = {}
+        self.nodes: set[str] = set()
         self.views: list[tuple[PodsView, object]] = []
 
     @initialize()
@@ -97,6 +98,16 @@ class PodsInFlight(RuleBasedStateMachine):
         self.assigned.forget(pod)
         self.model.pop(pod.key, None)
 
+    @rule(node=NODES)
+    def add_node(self, node: str) -> None:
+        self.assigned.add_node(node)
+        self.nodes.add(node)
+
+    @rule(node=NODES)
+    def remove_node(self, node: str) -> None:
+        self.assigned.remove_node(node)
+        self.nodes.discard(node)
+
     @rule(seconds=st.sampled_from([1.0, 19.0, 30.0, 200.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -141,7 +152,8 @@ class PodsInFlight(RuleBasedStateMachine):
             assert view.usage(prediction).tolist() == [float(prediction.predict(each.pod)) for each in view.in_flight]
 
     def _compare_totals(self, view: PodsView) -> None:
-        expected: dict[str, list[int]] = {}
+        """A node is there while it is known or has pods, with the sums of its pods; no other has a row."""
+        expected: dict[str, list[int]] = {node: [0, 0, 0, 0] for node in self.nodes}
         for each in self.model.values():
             sums = expected.setdefault(each.node, [0, 0, 0, 0])
             for column, amount in enumerate(amounts(each.pod)):
