@@ -1,5 +1,6 @@
 """Promises about the packages themselves: what importing costs, what is public, that texts say what is true."""
 
+import ast
 import json
 import re
 import subprocess
@@ -25,11 +26,22 @@ def loaded_modules(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize(
-    "statement", ["import trimaran_client", "from trimaran_client import Scorer, TargetLoadPacking, LoadSnapshot, Pod"]
-)
-def test_the_library_imports_nothing_heavy(statement: str) -> None:
-    third_party = {name for name in loaded_modules(statement) - loaded_modules("") - sys.stdlib_module_names if not name.startswith("_")}
+def added_modules(statement: str) -> set[str]:
+    """Answer the modules that a statement loads into a bare interpreter, by their full names, without those of the standard library."""
+    code = f"import sys\nbefore = set(sys.modules)\n{statement}\nprint('\\n'.join(sorted(set(sys.modules) - before)))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    return {name for name in done.stdout.split() if name.partition(".")[0] not in sys.stdlib_module_names}
+
+
+def test_the_bare_import_loads_nothing_of_others_and_no_module_of_its_own() -> None:
+    """Whoever imports a package that imports this one pays for nothing until a name is asked for."""
+    assert added_modules("import trimaran_client") == {"trimaran_client"}
+
+
+def test_what_scores_imports_nothing_heavy() -> None:
+    loaded = loaded_modules("from trimaran_client import Scorer, TargetLoadPacking, LoadSnapshot, Pod")
+    third_party = {name for name in loaded - loaded_modules("") - sys.stdlib_module_names if not name.startswith("_")}
+    assert {"trimaran_client", "numpy"} <= third_party
     assert third_party <= {
         "trimaran_client",
         "numpy",
@@ -37,6 +49,19 @@ def test_the_library_imports_nothing_heavy(statement: str) -> None:
         "cachetools",
         "typing_extensions",
     }  # the last by msgspec, where it is there
+
+
+def test_type_checkers_see_the_names_that_are_loaded_on_demand() -> None:
+    """The names stand twice, for type checkers as imports and at run time as a table; each is of the same module in both."""
+    tree = ast.parse((ROOT / "trimaran_client/__init__.py").read_text())
+    [block] = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    assert len(imports) == len(block.body)
+    checked = sorted((alias.name, str(node.module)) for node in imports for alias in node.names)
+    loaded = sorted((name, module) for module, names in trimaran_client._NAMES.items() for name in names)
+    assert checked == loaded
+    # `import X as X` is what makes a name public to a type checker.
+    assert [alias.name for node in imports for alias in node.names if alias.asname != alias.name or node.level] == []
 
 
 def test_importing_the_service_loads_no_provider_and_no_kubernetes_client() -> None:
