@@ -50,9 +50,12 @@ def request(method: str, path: str, body: bytes | None = None, *extra: str) -> b
     return "\r\n".join([*lines, "", ""]).encode() + (body or b"")
 
 
-def chunked(path: str, body: bytes) -> bytes:
+def chunked(path: str, body: bytes, *, tells_length: bool = False) -> bytes:
+    """Write a body in parts; with a length besides, as who smuggles requests past a proxy does."""
     parts = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:100], body[100:]))
-    return request("POST", path, None, "Content-Type: application/json", "Transfer-Encoding: chunked") + parts + b"0\r\n\r\n"
+    sent = parts + b"0\r\n\r\n"
+    length = [f"Content-Length: {len(sent)}"] if tells_length else []
+    return request("POST", path, None, "Content-Type: application/json", "Transfer-Encoding: chunked", *length) + sent
 
 
 async def ask(address: tuple[str, int], sent: bytes) -> Told:
@@ -96,6 +99,7 @@ REQUESTS = [
     pytest.param(request("GET", "/livez"), 200, False, id="livez"),
     pytest.param(request("GET", "/else"), 404, False, id="get-else"),
     pytest.param(chunked("/prioritize", GOOD), 200, False, id="chunked"),
+    pytest.param(chunked("/prioritize", GOOD, tells_length=True), 400, False, id="chunked-with-length"),
     pytest.param(request("POST", "/prioritize", GOOD, "Connection: close"), 200, False, id="close"),
 ]
 
