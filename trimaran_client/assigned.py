@@ -24,6 +24,7 @@ from trimaran_client.resources import CPU, MEMORY, Pod
 from trimaran_client.units import FloatArray, IntArray, Quantity, freeze
 
 AmountOf = Callable[[Pod, str], Quantity]
+_USUAL_RULES: Final[tuple[AmountOf, AmountOf]] = (Pod.requested, Pod.limited)
 
 HOLD_ANNOTATION: Final = "trimaran.io/hold-seconds"
 # Pulling an image and starting up: until then a measurement of the node shows little of the pod.
@@ -319,7 +320,8 @@ class AssignedPods:
         return seconds if 0 <= seconds <= _LONGEST_HOLD_SECONDS else self._hold_seconds
 
     def _amounts(self, pod: Pod) -> tuple[int, ...]:
-        return pod.remember((self._resources, *self._amount_rules), self._add_up)
+        # A rule of anyone's own may look at more than the containers.
+        return pod.remember(self._resources, self._add_up) if self._amount_rules == _USUAL_RULES else self._add_up(pod)
 
     def _add_up(self, pod: Pod) -> tuple[int, ...]:
         return tuple(

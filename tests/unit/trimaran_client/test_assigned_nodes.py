@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from tests.builders import NOW, make_pod
 from trimaran_client.assigned import AssignedPods, PodsView
+from trimaran_client.objects import PodObject, to_pod
 from trimaran_client.resources import CPU, Pod
+from trimaran_client.units import Quantity
 
 
 def bound(node: str, *, cpu: object = "1") -> Pod:
@@ -117,3 +120,26 @@ def test_a_view_is_unchanged_by_nodes_that_come_and_go() -> None:
     pods.update(bound("n3"), now=NOW)
     assert content(view) == before
     assert content(pods.view(NOW)) != before
+
+
+class ByAnnotation:
+    """Amounts as an annotation says; equal to others of its kind, and so not hashable."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByAnnotation)
+
+    __hash__ = None  # type: ignore[assignment] # as that of a plain dataclass
+
+    def __call__(self, pod: Pod, _: str) -> Quantity:
+        return Quantity.parse(pod.annotations["trimaran.io/cpu"])
+
+
+def test_a_rule_of_ones_own_may_look_at_more_than_containers() -> None:
+    """Pods of one template share what their containers add up to, but not what a rule makes of them."""
+    pods = AssignedPods(resources=("cpu",), requested_of=ByAnnotation(), limited_of=ByAnnotation())
+    for name, cpu in (("one", "100m"), ("two", "900m")):
+        metadata = {"name": name, "annotations": {"trimaran.io/cpu": cpu}}
+        manifest = {"metadata": metadata, "spec": {"nodeName": name, "containers": [{"name": "c"}]}}
+        pods.update(to_pod(msgspec.json.decode(msgspec.json.encode(manifest), type=PodObject)), now=NOW)
+    totals = pods.view(NOW).totals
+    assert [totals.values[0, totals.rows[name]] for name in ("one", "two")] == [100.0, 900.0]
