@@ -8,7 +8,7 @@ write as ``null`` is an error here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from sys import intern
 
@@ -179,9 +179,10 @@ def to_node(value: NodeObject) -> Node:
 def _containers(listed: Sequence[ContainerObject | None] | None) -> tuple[Container, ...]:
     if not listed:
         return ()
-    containers = [_container(each or _NO_CONTAINER) for each in listed]
-    if len(listed) > _MOST_SHARED or not all(_is_remembered(each or _NO_CONTAINER) for each in listed):
-        return tuple(containers)
+    sizes = [_size(each) for each in listed if each is not None]
+    if len(listed) > _MOST_SHARED or max(sizes, default=0) > _LONGEST_REMEMBERED:
+        return tuple([_read(_read_container.__wrapped__, each or _NO_CONTAINER) for each in listed])
+    containers = [_read(_read_container, each or _NO_CONTAINER) for each in listed]
     identity = tuple(map(id, containers))
     shared = _shared_containers.get(identity)
     if shared is None:
@@ -191,13 +192,12 @@ def _containers(listed: Sequence[ContainerObject | None] | None) -> tuple[Contai
     return shared
 
 
-def _container(value: ContainerObject) -> Container:
-    read = _read_container if _is_remembered(value) else _read_container.__wrapped__
+def _size(value: ContainerObject) -> int:
+    return len(value.name or "") + len(bytes(value.resources))
+
+
+def _read(read: Callable[[str, bytes, bool], Container], value: ContainerObject) -> Container:
     return read(value.name or "", bytes(value.resources), value.restart_policy == "Always")
-
-
-def _is_remembered(value: ContainerObject) -> bool:
-    return len(value.name or "") + len(bytes(value.resources)) <= _LONGEST_REMEMBERED
 
 
 @lru_cache(maxsize=_MOST_TEMPLATES)  # thousands of pods are made of the same few templates
