@@ -45,9 +45,10 @@ KEEP_ALIVE_SECONDS = 3600
 _REPEAT_SECONDS = 10.0
 # How long a body that nobody wants is still read; the end of the program waits for that too.
 _LINGERING_SECONDS = 1.0
-# Names and values of malloc.h; the threshold is the one that glibc begins with.
-_M_TRIM_THRESHOLD, _M_ARENA_MAX = -1, -8
-_TRIMMED_BYTES = 128 * 1024
+# Names of malloc.h. Smaller thresholds save 10 MB more, and cost a fifth of the CPU of a refresh: each block is cleared by the kernel.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_TRIMMED_BYTES = 8 * 1024 * 1024
+_MAPPED_BYTES = 4 * 1024 * 1024
 # How long an answer waits for the interpreter, each time, while a thread works beside the loop; by default 5 ms, and p99 shows it.
 _SWITCH_SECONDS = 0.0005
 # At the end of a process; a log that is read takes far less.
@@ -81,6 +82,7 @@ def return_memory() -> None:
     with contextlib.suppress(AttributeError, OSError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, _TRIMMED_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
         mallopt(_M_ARENA_MAX, 1)
 
 
