@@ -172,7 +172,8 @@ class DirectConnection(asyncio.Protocol):
         if answer is None:
             self._hand_over(data if self._head is None else bytes(self._received))
             return
-        self._head = None
+        if self._head is not None:
+            self._head, self._received = None, bytearray()  # of whole nodes it is megabytes
         body, start = answer.body, answer.start() + self._front.write_date()
         if len(body) < _JOINED_BYTES:
             self._transport.write(start + body)

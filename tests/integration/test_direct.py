@@ -283,6 +283,18 @@ async def _receive_in_pieces(names: list[str], data: st.DataObject) -> None:
     connection.connection_lost(None)
 
 
+async def test_a_body_that_was_answered_is_not_kept() -> None:
+    """Whole nodes are megabytes, and a scheduler keeps its connections for an hour."""
+    connection = DirectConnection(DirectServer(Handler, Program().respond, most_body_bytes=MOST_BODY_BYTES))
+    connection.connection_made(Transport())
+    request = post(b"x" * 500, "Content-Length: 500")
+    connection.data_received(request[:-100])
+    assert len(connection._received) == len(request) - 100
+    connection.data_received(request[-100:])
+    assert len(connection._received) == 0
+    connection.connection_lost(None)
+
+
 async def test_a_connection_that_is_gone_is_forgotten() -> None:
     server = DirectServer(Handler, Program().respond)
     connection = DirectConnection(server)
