@@ -87,6 +87,8 @@ class Watcher:
         self._health: TTLCache[str, str | None] = TTLCache(1, _HEALTH_SECONDS, timer=self._clock.monotonic)
         self._health_lock = asyncio.Lock()
         self._exit_stack = AsyncExitStack()
+        self._memory_is_open = asyncio.Event()
+        self._memory_is_open.set()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="load-watcher")
         self.publisher = Publisher()
         self.renderer = Renderer(memory, self.timing, self._threads)
@@ -140,15 +142,18 @@ class Watcher:
             ProviderError: If the provider cannot be entered.
         """
         async with AsyncExitStack() as stack:
-            if self.memory is not None:
-                await stack.enter_async_context(self.memory)
             await stack.enter_async_context(self._provider)
             self.publisher.open()
-            stack.push_async_callback(self.renderer.close)
-            stack.callback(self.publisher.close)
+            self._memory_is_open.clear()
             loop = asyncio.create_task(self.run(), name=f"load-watcher {self._provider.name}")
             loop.add_done_callback(_log_crash)
             stack.push_async_callback(_cancel, loop)
+            if self.memory is not None:  # while the source answers: both take some tenths of a second
+                await stack.enter_async_context(self.memory)
+            self._memory_is_open.set()
+            stack.push_async_callback(self.renderer.close)
+            stack.callback(self.publisher.close)
+            stack.push_async_callback(_cancel, loop)  # before the memory is closed
             self._exit_stack = stack.pop_all()
         return self
 
@@ -246,6 +251,7 @@ class Watcher:
 
     async def _refresh(self) -> None:
         batch = await self._fetch()
+        await self._memory_is_open.wait()
         now = self._clock.time()
         report, publication = await self._in_thread(partial(self._digest, batch, now))
         self._note_quality(report, now)
