@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from io import BytesIO
 from pathlib import Path
@@ -144,11 +144,17 @@ class Fine:
         return ""
 
 
-def make_decider(document: Manifest, load: LoadSnapshot, *, pods: AssignedPods | None = None, now: float = NOW) -> Decider:
-    """Make a decider without anything around it; it watches no cluster."""
+def make_decider(
+    document: Manifest,
+    load: LoadSnapshot,
+    *,
+    pods: AssignedPods | None = None,
+    now: float = NOW,
+    defer: Callable[[Callable[[], None]], object] = lambda work: work(),
+) -> Decider:
+    """Make a decider without anything around it; it watches no cluster, and remembers at once."""
     config = parse_config({"cluster": False} | document)
     pods = AssignedPods(assume_seconds=config.assume_seconds) if pods is None else pods
     profiles = Profiles(config.profiles, namespace_entries=lambda _: {})
-    return Decider(
-        config, load=load, pods=pods, nodes=None, profiles=profiles, sources=Fine(), log=DecisionLog(config.decisions), clock=lambda: now
-    )
+    log = DecisionLog(config.decisions)
+    return Decider(config, load=load, pods=pods, nodes=None, profiles=profiles, sources=Fine(), log=log, clock=lambda: now, defer=defer)

@@ -239,6 +239,8 @@ class Decider:
 
     def _remember_all(self, scored: _Scored) -> None:
         pod, choice, scores, snapshot = scored.pod, scored.choice, scored.scores, scored.columns.snapshot
+        # A binding that was told meanwhile cannot come of an answer that has only just gone out.
+        bound_to = scored.bound_to or self._pods.bound_node_of(pod.key)
         log, rows = self.log, scored.rows
         candidates = Candidates(log.share(scores.names)) if rows is None else Candidates(log.share_nodes(snapshot.nodes), rows)
         counts = dict(enumerate(np.bincount(scores.reasons, minlength=1).tolist()))
@@ -265,11 +267,11 @@ class Decider:
                 values=scored.values.astype(np.int8),
                 reasons=scores.reasons.astype(np.int8),
                 snapshot_age_seconds=max(0.0, scored.at - snapshot.made_at) if snapshot.made_at else None,
-                degraded=self._degraded(counts, scored.bound_to),
+                degraded=self._degraded(counts, bound_to),
                 is_shadow=is_shadow,
                 scorer=choice.scorer,
                 columns=scored.columns,
-                bound_to=scored.bound_to,
+                bound_to=bound_to,
             )
         )
         if is_shadow:

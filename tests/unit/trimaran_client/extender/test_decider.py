@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,18 @@ class TestAssumptions:
         ask(self.decider, make_manifest("one"))
         (decision,) = self.decider.log
         assert decision.bound_to == "b"
+        assert decision.degraded == "answered too late: the pod was bound to b before"
+
+    def test_a_binding_that_is_told_in_the_same_moment_is_not_lost(self) -> None:
+        """As when the extender could not run for a while: question and binding wait together, and nobody takes the answer any more."""
+        waiting: list[Callable[[], None]] = []
+        decider = make_decider({}, make_snapshot(NODES), pods=self.pods, defer=waiting.append)
+        ask(decider, make_manifest("one"))
+        self.pods.update(make_pod(metadata={"name": "one", "uid": "uid-one"}, node_name="b", scheduled_at="2023-11-14T22:13:20Z"), now=NOW)
+        for work in waiting:
+            work()
+        (decision,) = decider.log
+        assert (decision.bound_to, states(self.pods)) == ("b", {"bound one": "b"})
         assert decision.degraded == "answered too late: the pod was bound to b before"
 
     def test_a_pod_that_is_deleted_meanwhile_is_forgotten(self) -> None:
