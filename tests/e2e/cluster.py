@@ -16,6 +16,7 @@ from tests.e2e.probes import READY_SECONDS, wait_until_ok
 from tests.e2e.processes import ManagedProcess
 from tests.e2e.waiting import NotYet, wait_for
 from tests.e2e.workloads import NODES_PATH, PODS_PATH, make_node
+from trimaran_client.units import Quantity
 
 ETCD_SECONDS = 15.0
 TOKEN_SECONDS = 3600
@@ -41,9 +42,8 @@ class NodeSample:
 
     @property
     def cpu_millicores(self) -> float:
-        """CPU usage; metrics-server writes nanocores, and a plain 0."""
-        text = self.usage["cpu"]
-        return int(text.removesuffix("n")) / 1e6 if text.endswith("n") else int(text) * 1e3
+        """CPU usage; metrics-server writes the largest unit that needs no fraction: mostly nanocores, by chance microcores, a plain 0."""
+        return Quantity.parse(self.usage["cpu"]).nanos / 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
