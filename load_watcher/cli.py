@@ -9,8 +9,8 @@ import signal
 import sys
 import textwrap
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -105,7 +105,7 @@ async def _serve(settings: Settings) -> None:
     allow_connections()
     try:
         async with AsyncExitStack() as stack:
-            url = _make_url(*await stack.enter_async_context(_listening(watcher, settings.bind)))
+            url = _make_url(*await _listen(stack, watcher, settings.bind))
             settle()
             _log.info("listening", url=url, provider=choice.name, reason=choice.reason, version=load_watcher.__version__)
             _log.info("try it", command=f"curl -s {url}/watcher")
@@ -118,25 +118,21 @@ async def _serve(settings: Settings) -> None:
         last_resort.start()
 
 
-@asynccontextmanager
-async def _listening(watcher: Watcher, bind: BindAddress) -> AsyncIterator[tuple[str, int]]:
-    async with AsyncExitStack() as stack:
-        try:
-            address = await stack.enter_async_context(
-                serving(
-                    create_app(watcher),
-                    bind.host,
-                    bind.port,
-                    respond=make_respond(watcher),
-                    shutdown_seconds=_SHUTDOWN_SECONDS,
-                    handler_cancellation=True,  # a client that waits for a snapshot may go away
-                )
-            )
-        except OSError as error:
-            host = f"[{bind.host}]" if ":" in bind.host else bind.host
-            remedy = "stop what uses it, or set LOAD_WATCHER_BIND to another address"
-            raise _ListenError(f"cannot listen on {host}:{bind.port}: {explain_os_error(error)}; {remedy}") from error
-        yield address
+async def _listen(stack: AsyncExitStack, watcher: Watcher, bind: BindAddress) -> tuple[str, int]:
+    server = serving(
+        create_app(watcher),
+        bind.host,
+        bind.port,
+        respond=make_respond(watcher),
+        shutdown_seconds=_SHUTDOWN_SECONDS,
+        handler_cancellation=True,  # a client that waits for a snapshot may go away
+    )
+    try:
+        return await stack.enter_async_context(server)
+    except OSError as error:
+        host = f"[{bind.host}]" if ":" in bind.host else bind.host
+        remedy = "stop what uses it, or set LOAD_WATCHER_BIND to another address"
+        raise _ListenError(f"cannot listen on {host}:{bind.port}: {explain_os_error(error)}; {remedy}") from error
 
 
 def _make_url(host: str, port: int) -> str:

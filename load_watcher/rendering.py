@@ -141,14 +141,13 @@ class Renderer:
     async def _make_window(self, publication: Publication, choice: Choice) -> Snapshot:
         aggregates, failures = await self._aggregate(publication, choice)
         # There is no room for a reason beside the nodes: what is asked for by name is there, or the whole is refused.
-        for window, error in failures.items():
-            operators = {operator for _, operator in _find_averaged(publication.good, window)}
-            has_every_statistic = operators.issuperset({*choice.statistics} - {LATEST})
-            if not operators or not has_every_statistic:
-                raise error
-        held = {each.operator for each in aggregates if not np.isnan(each.values).all()}
-        held |= {operator for window in choice.windows or (None,) for _, operator in _find_averaged(publication.good, window)}
-        if lacking := [name for name in choice.statistics if name not in {LATEST, *held}]:
+        window = choice.windows[0] if choice.windows else None
+        by_source = {operator for _, operator in _find_averaged(publication.good, window)}
+        by_history = {each.operator for each in aggregates if not np.isnan(each.values).all()}
+        lacking = [name for name in choice.statistics if name not in {LATEST, *by_source, *by_history}]
+        if window in failures and (lacking or not by_source):
+            raise failures[window]
+        if lacking:
             raise WindowNotHeldError(f"{', '.join(lacking)}: no samples span a window yet; ask again after the next refreshes")
         return await self._in_thread(partial(self._encode_window, publication, choice, aggregates))
 

@@ -21,7 +21,7 @@ from trimaran_client.capacities import CapacitiesView, NodeCapacities
 from trimaran_client.explain import Explanation, explain_columns
 from trimaran_client.policies.base import NEUTRAL_NODE_SCORE, NodeColumns, Reason, Scores, ScoringPolicy
 from trimaran_client.resources import CPU, MEMORY, Node, Pod
-from trimaran_client.snapshot import LoadSnapshot, SnapshotSource, take_codes
+from trimaran_client.snapshot import LoadSnapshot, SnapshotSource, are_all_there, take_codes
 from trimaran_client.units import IntArray, freeze
 
 logger = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ class Alignments:
             self._asked = (*self._asked, other)[-_MOST_ALIGNMENTS:]
             return find_rows(names, other)
         found = take_codes(self.align(snapshot.nodes, other), rows)
-        if not _are_all_there(rows):
+        if not are_all_there(rows):
             strangers = np.flatnonzero(rows < 0)
             found[strangers] = find_rows([names[row] for row in strangers.tolist()], other)
         return found
@@ -208,10 +208,6 @@ class Alignments:
             known = NodeColumns(snapshot.nodes, snapshot, math.nan, capacities=capacities, capacity_rows=rows)
             self._whole = known
         return known
-
-
-def _are_all_there(rows: IntArray) -> bool:
-    return int(np.minimum.reduce(rows, initial=0)) >= 0
 
 
 def _are_few(names: tuple[str, ...], snapshot: LoadSnapshot) -> bool:
@@ -247,7 +243,7 @@ def build_columns(
     pods_view = None if pods is None else pods.view(now)
     capacities_view = None if capacities is None else capacities.view()
     rows = alignments.locate(names, snapshot)
-    whole = alignments.whole(snapshot, capacities_view) if not manifests and _are_all_there(rows) else None
+    whole = alignments.whole(snapshot, capacities_view) if not manifests and are_all_there(rows) else None
     if capacities_view is None:
         capacity_rows = _NOWHERE
     elif whole is not None:

@@ -276,11 +276,16 @@ class SnapshotSource(Protocol):
         ...
 
 
+def are_all_there(rows: IntArray) -> bool:
+    """Tell whether no row is -1."""
+    return int(np.minimum.reduce(rows, initial=0)) >= 0
+
+
 def take_rows(column: FloatArray, rows: IntArray) -> FloatArray:
     """Gather *column* at *rows*; NaN where a row is -1."""
     if not len(column):
         return np.full(len(rows), math.nan)
-    if np.minimum.reduce(rows, initial=0) >= 0:
+    if are_all_there(rows):
         return column.take(rows)
     return np.where(rows >= 0, column[rows], math.nan)
 
@@ -289,7 +294,7 @@ def take_codes(column: IntArray, positions: IntArray) -> IntArray:
     """Gather *column* at *positions*; -1 where a position is -1."""
     if not len(column):
         return np.full(len(positions), -1)
-    if np.minimum.reduce(positions, initial=0) >= 0:
+    if are_all_there(positions):
         return column.take(positions)
     return np.where(positions >= 0, column[positions], -1)
 

@@ -10,9 +10,7 @@ import gzip
 import math
 import sys
 import tracemalloc
-from collections import Counter
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -21,6 +19,7 @@ import pytest
 from load_watcher.server.handlers import make_respond
 from load_watcher.watcher import Watcher
 from tests.builders import make_batch
+from tests.calls import count_calls
 from tests.fakes.watcher import FakeClock, ScriptedProvider
 from trimaran_client.direct import DirectConnection, DirectServer
 from trimaran_client.wire import append_json
@@ -96,17 +95,7 @@ async def test_calls_of_a_request(watcher: Watcher, path: str, headers: Mapping[
     """Functions called from the bytes of a request to those of its answer, C among them; a fifth above today's 30, 30, 32 and 36."""
     asker = Asker(watcher, path, headers)
     asker.ask()
-    calls: Counter[str] = Counter()
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        if event in {"call", "c_call"}:
-            calls[getattr(argument, "__qualname__", "") or frame.f_code.co_qualname] += 1
-
-    sys.setprofile(count)
-    try:
-        asker.ask()
-    finally:
-        sys.setprofile(None)
+    calls = count_calls(asker.ask)
     assert 0 < calls.total() <= most, calls
 
 

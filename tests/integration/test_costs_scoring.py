@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import Counter
-from collections.abc import Callable
 from itertools import count
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -26,6 +23,7 @@ from load_watcher.providers.prometheus_vector import VectorDecoder
 from load_watcher.providers.promql import PART_LABEL
 from load_watcher.samples import FIFTEEN_MINUTES, NodeInfo
 from tests.builders import NOW
+from tests.calls import count_calls
 from tests.fakes.extender import make_decider, make_load, make_manifest, make_question, read_scores
 from trimaran_client.assigned import AssignedPods
 from trimaran_client.extender.decider import Decider
@@ -35,22 +33,6 @@ from trimaran_client.wire import ResourceQuantities
 
 NAMES = [f"node-{number:04}" for number in range(1000)]
 LOAD = LoadSnapshot.decode(make_load({name: 100 * math.sin(number) ** 2 for number, name in enumerate(NAMES)}))
-
-
-def count_calls(work: Callable[[], object]) -> Counter[str]:
-    """Run *work*, and count the functions that it calls, C among them."""
-    calls: Counter[str] = Counter()
-
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        if event in {"call", "c_call"}:
-            calls[getattr(argument, "__qualname__", "") or frame.f_code.co_qualname] += 1
-
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return calls
 
 
 # Containers by which a pod takes long to add up: three, two init steps.

@@ -83,6 +83,14 @@ async def ask(port: int, request: bytes) -> tuple[bytes, dict[str, str], bytes]:
     return status, headers, body
 
 
+async def open_answered(port: int, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a connection that was asked, and whose answer has begun: its head is read."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
+    writer.write(request)
+    await reader.readuntil(b"\r\n\r\n")
+    return reader, writer
+
+
 def get(path: str = "/ready", *lines: str, host: str = "Host: a", version: str = "HTTP/1.1") -> bytes:
     return "\r\n".join([f"GET {path} {version}", *filter(None, [host]), *lines, "", ""]).encode("utf-8")
 
@@ -158,10 +166,8 @@ async def test_a_connection_stays_open_and_goes_on_whoever_answers() -> None:
 async def test_a_client_that_does_not_read_is_waited_for() -> None:
     """The next request is not answered before the answer to the one before it is nearly out, so that none pile up in memory."""
     async with running() as program:
-        reader, writer = await asyncio.open_connection("127.0.0.1", program.port, limit=1000)
+        reader, writer = await open_answered(program.port, get("/large"))
         try:
-            writer.write(get("/large"))
-            await reader.readuntil(b"\r\n\r\n")
             writer.write(get("/large"))
             assert await ask(program.port, get()) == await ask(program.port, get())  # by now it could have been read
             assert program.counts["direct"] == 1 + 2
@@ -186,9 +192,7 @@ async def test_requests_sent_at_once_are_answered_in_turn() -> None:
 async def test_an_idle_connection_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "KEEP_ALIVE_SECONDS", 0.05)
     async with running() as program:
-        reader, writer = await asyncio.open_connection("127.0.0.1", program.port)
-        writer.write(get())
-        await reader.readuntil(b"\r\n\r\n")
+        reader, writer = await open_answered(program.port, get())
         async with asyncio.timeout(10):
             assert await reader.read() == b'{"a":1}'
         writer.close()
@@ -196,9 +200,7 @@ async def test_an_idle_connection_is_closed_in_time(monkeypatch: pytest.MonkeyPa
 
 async def test_the_end_closes_what_is_open() -> None:
     async with running() as program:
-        reader, writer = await asyncio.open_connection("127.0.0.1", program.port)
-        writer.write(get())
-        await reader.readuntil(b"\r\n\r\n")
+        reader, writer = await open_answered(program.port, get())
     async with asyncio.timeout(10):
         assert await reader.read() == b'{"a":1}'
     writer.close()
@@ -208,9 +210,7 @@ async def test_the_end_closes_what_is_open() -> None:
 async def test_the_end_waits_until_an_answer_is_out_but_not_for_ever(*, reads: bool) -> None:
     """The server may take a second for its end here; who reads has the whole answer by then."""
     async with running() as program:
-        reader, writer = await asyncio.open_connection("127.0.0.1", program.port, limit=1000)
-        writer.write(get("/large"))
-        await reader.readuntil(b"\r\n\r\n")
+        reader, writer = await open_answered(program.port, get("/large"))
         reading = asyncio.create_task(reader.readexactly(len(LARGE))) if reads else None
     if reading is None:
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
@@ -226,7 +226,6 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
-        self.is_closed = False
         self.handler: Any = None
 
     def write(self, data: Any) -> None:
@@ -237,9 +236,6 @@ class Transport(asyncio.Transport):
 
     def set_protocol(self, protocol: Any) -> None:
         self.handler = protocol
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 class Handler(asyncio.Protocol):

@@ -37,7 +37,7 @@ from trimaran_client.extender.wire import (
 from trimaran_client.objects import NodeMetaObject, NodeObject, PodObject, to_node, to_pod
 from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NEUTRAL_NODE_SCORE, NodeColumns, Reason, Scores
 from trimaran_client.resources import Node, Pod
-from trimaran_client.snapshot import SnapshotSource
+from trimaran_client.snapshot import SnapshotSource, are_all_there
 from trimaran_client.units import IntArray
 
 logger = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ class Decider:
         _check(scores, len(names))
         values = np.clip(scores.values, MIN_NODE_SCORE, MAX_NODE_SCORE)
         rows = columns.rows
-        return _Scored(now, pod, choice, bound_to, columns, scores, values, None if rows is None or (rows < 0).any() else rows)
+        return _Scored(now, pod, choice, bound_to, columns, scores, values, rows if rows is not None and are_all_there(rows) else None)
 
     def _remember(self, scored: _Scored) -> None:
         """Do what the scheduler need not wait for."""

@@ -109,11 +109,12 @@ class EventWriter:
 
 def tell(decision: Decision) -> str:
     """Say in one line why a pod is where it is."""
-    if decision.bound_to not in decision.names:
-        return f"{decision.policy} did not score {decision.bound_to}; it scored {len(decision.names)} others"
-    row = decision.names.index(decision.bound_to)
+    names = decision.names
+    if decision.bound_to not in names:
+        return f"{decision.policy} did not score {decision.bound_to}; it scored {len(names)} others"
+    row = names.index(decision.bound_to)
     score, reason = int(decision.values[row]), Reason(int(decision.reasons[row]))
-    best, of_all = int(decision.values.max()), f"the best of {len(decision.names)} nodes"
+    best, of_all = int(decision.values.max()), f"the best of {len(names)} nodes"
     against = of_all if score == best else f"{of_all} had {best}, and other plugins weighed more"
     told = f"{decision.policy} scored {decision.bound_to} {score} ({reason}), {against}"
     return f"{told}; degraded: {decision.degraded}" if decision.degraded else told

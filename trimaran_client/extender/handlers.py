@@ -139,9 +139,9 @@ async def get_explain(request: web.Request) -> web.Response:
     if decision is None:
         told = "there is no decision on it; the scheduler does not ask where only one node is feasible, and old decisions are forgotten"
         raise ops.HttpError(404, "unknown_pod", f"pod {text}: {told}; GET /api/v1/decisions lists those that are known")
-    only = request.query.getall("node", [])
-    if unknown := sorted(set(only).difference(decision.names)):
-        raise ops.HttpError(404, "unknown_node", f"node {', '.join(unknown)}: not among the {len(decision.names)} candidates of pod {text}")
+    only, candidates = request.query.getall("node", []), decision.names
+    if unknown := sorted(set(only).difference(candidates)):
+        raise ops.HttpError(404, "unknown_node", f"node {', '.join(unknown)}: not among the {len(candidates)} candidates of pod {text}")
     as_decided, scorer = decision.columns is not None, decision.scorer
     columns = decision.columns or decider.columns_now(decision)
 

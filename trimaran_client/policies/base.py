@@ -298,9 +298,7 @@ class NodeColumns:
         return {}
 
     def _take(self, column: FloatArray) -> FloatArray:
-        if self.rows is None:
-            return column
-        return take_rows(column, self.rows) if self.whole is None else column.take(self.rows)
+        return column if self.rows is None else take_rows(column, self.rows)
 
     @cached_property
     def _has_capacities(self) -> BoolArray:
