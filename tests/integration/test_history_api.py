@@ -1,9 +1,11 @@
 """Windows, the past, and the state of the service, through the real server: from samples in to JSON out."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from load_watcher.watcher import Watcher
 from tests.builders import NOW, make_batch
 from tests.fakes.api_server import FakeApiServer, make_node, make_node_metrics
 from tests.fakes.service import Service
-from tests.fakes.watcher import FakeClock
+from tests.fakes.watcher import FakeClock, ScriptedProvider, eventually
 
 
 @pytest.fixture
@@ -252,6 +254,31 @@ async def test_after_a_restart_the_windows_are_there_at_once(tmp_path: Path) -> 
         assert (await service.metrics())["AVG"][1] == "15m"
         _, status = await service.get("/api/v1/status")
     assert (status["history"]["mode"], status["history"]["filledRefreshes"], status["history"]["failure"]) == ("file", 20, None)
+
+
+async def test_history_is_opened_while_the_source_answers_and_is_there_for_the_first_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    clock, provider = FakeClock(), ScriptedProvider(make_batch({"n1": 10.0}))
+
+    class SlowMemory(Memory):
+        async def __aenter__(self) -> Self:
+            await eventually(lambda: provider.fetches)
+            for _ in range(50):  # turns of the loop, in which the answer could be digested
+                await asyncio.sleep(0)
+            order.append("opened")
+            return await super().__aenter__()
+
+    watcher = Watcher(provider, memory=SlowMemory(source=provider.name, clock=clock, step_seconds=30), clock=clock)
+    in_thread = watcher._in_thread
+
+    async def digest(work: Callable[[], Any]) -> Any:
+        order.append("digested")
+        return await in_thread(work)
+
+    monkeypatch.setattr(watcher, "_in_thread", digest)
+    async with asyncio.timeout(10), watcher:
+        await eventually(lambda: watcher.snapshot)
+    assert order[:2] == ["opened", "digested"]
 
 
 async def test_a_file_that_cannot_be_used_is_told_and_costs_nothing_else(tmp_path: Path) -> None:

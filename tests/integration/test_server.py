@@ -23,7 +23,7 @@ from load_watcher.timing import Timing
 from load_watcher.watcher import Watcher
 from tests.builders import NOW, make_batch
 from tests.fakes.watcher import Answer, FakeClock, ScriptedProvider, eventually, hang
-from trimaran_client.direct import serving
+from trimaran_client.direct import read_head, serving
 from trimaran_client.ops import error_middleware
 from trimaran_client.wire import ResourceQuantities, decode_watcher_metrics
 
@@ -405,3 +405,24 @@ async def test_usual_requests_are_answered_as_all_others(service: Service, targe
     assert answers[0] == answers[1]
     counted = Counter(dict(watcher.telemetry.list_requests()))
     assert counted.total() == len(counted) * 2 == 2
+
+
+async def test_an_answer_that_is_ready_is_that_of_the_newest_refresh() -> None:
+    """What a client that always asks the same was answered before must not outlive its snapshot."""
+    watcher = Watcher(ScriptedProvider(BATCH, make_batch({"n1": 99.0, "n2": 98.0})), clock=FakeClock())
+    respond = make_respond(watcher)
+    asked = [read_head(f"GET {target} HTTP/1.1\r\nHost: a\r\n\r\n".encode()) for target in ("/watcher", "/watcher?host=n1")]
+    answered = []
+    for _ in range(2):
+        await watcher.tick()
+        assert watcher.snapshot is not None
+        newest = [watcher.snapshot.identity, watcher.snapshot.cut_host("n1")]
+        for head, reply in zip(asked, newest, strict=True):
+            assert head is not None
+            assert reply is not None
+            for _ in range(2):
+                answer = respond(head, b"")
+                assert answer is not None
+                assert (answer.status, answer.body) == (200, reply.body)
+            answered.append(reply.body)
+    assert len(set(answered)) == 4
