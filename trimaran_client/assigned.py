@@ -139,6 +139,7 @@ class AssignedPods:
         self._resources = resources
         self._amount_rules = (requested_of, limited_of)
         self._held: dict[str, _Held] = {}
+        self._alternatives: dict[str, tuple[str, ...]] = {}
         self._nodes: set[str] = set()
         self._counts: dict[str, int] = {}
         self._sums: dict[str, list[int]] = {}
@@ -157,8 +158,9 @@ class AssignedPods:
         return assigned
 
     def __len__(self) -> int:
-        """Answer how many pods hold a place."""
-        return len(self._held)
+        """Answer how many pods hold a place, or several until it is known which."""
+        with self._lock:
+            return len(self._held) - sum(map(len, self._alternatives.values()))
 
     @property
     def in_flight_count(self) -> int:
@@ -213,16 +215,31 @@ class AssignedPods:
             raise ValueError(f"pod {pod.namespace}/{pod.name} is on no node; give the node")
         self._hold(pod, where, "bound", at, at)
 
-    def assume(self, pod: Pod, node: str, *, now: float) -> None:
+    def assume(self, pod: Pod, node: str, *, now: float, or_on: Iterable[str] = ()) -> None:
         """
         Count a pod that was decided on and is not bound yet.
 
         It counts at once, becomes an ordinary pod when its binding is told, and is forgotten if none follows in time; assuming it again
         begins that time anew. A pod that is known to be bound stays where it is.
+
+        Args:
+            pod: The pod.
+            node: Where it will most likely go.
+            now: Unix seconds.
+            or_on: Nodes where it may go just as well. It counts on each of them until more is known: on too many for a moment is better
+                than that its node looks as if it were not there.
         """
+        key = pod.key
         with self._lock:
-            if self._assume_seconds and self.state_of(pod.key) != "bound":
-                self._hold(pod, node, "assumed", now, now)
+            if not self._assume_seconds or self.state_of(key) == "bound":
+                return
+            self._drop_alternatives(key)
+            self._hold(pod, node, "assumed", now, now)
+            others = {f"{key} or on {other}": other for other in or_on if other != node}
+            for alternative, other in others.items():
+                self._hold(pod, other, "assumed", now, now, key=alternative)
+            if others:
+                self._alternatives[key] = tuple(others)
 
     def add_node(self, name: str) -> None:
         """
@@ -258,6 +275,7 @@ class AssignedPods:
             self._version += 1
             self._add_to_totals(held, -1)
             self._table.discard(key)
+            self._drop_alternatives(key)
 
     def expire(self, now: float) -> None:
         """Drop assumptions that no binding followed, and from the pods in flight those past their bound."""
@@ -292,8 +310,8 @@ class AssignedPods:
             if version == self._version:
                 self._table.learn(prediction, usage)
 
-    def _hold(self, pod: Pod, node: str, state: State, since: float, now: float) -> None:
-        key = pod.key
+    def _hold(self, pod: Pod, node: str, state: State, since: float, now: float, *, key: str = "") -> None:
+        key = key or pod.key
         held = _Held(node, state, self._amounts(pod))
         entry = AssignedPod(pod, node, since, self._hold_of(pod), state)
         ends_at = now + self._assume_seconds if state == "assumed" else min(since, now) + entry.hold_seconds + self._bound_seconds
@@ -306,11 +324,16 @@ class AssignedPods:
             self._add_to_totals(held, 1)
             if known is not None:
                 self._add_to_totals(known, -1)
+                self._drop_alternatives(key)
             self._version += 1
             if is_in_flight:
                 self._table.put(key, entry, self._totals.row_of(node), ends_at)
             else:
                 self._table.discard(key)
+
+    def _drop_alternatives(self, key: str) -> None:
+        for alternative in self._alternatives.pop(key, ()):
+            self.remove(alternative)
 
     def _hold_of(self, pod: Pod) -> float:
         try:

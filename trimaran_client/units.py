@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from trimaran_client.errors import QuantityError
 
+_BEFORE_HALF = math.nextafter(0.5, 0.0)
 _REMEDY = "write a number with an optional suffix, for example 250m, 1.5, 64Mi or 2e3"
 
 FloatArray = npt.NDArray[np.float64]
@@ -138,13 +139,13 @@ def round_half_away(values: FloatArray) -> FloatArray:
     """
     Round to integers, halves away from zero, as Go's ``math.Round``.
 
-    Adding a half and cutting would be wrong just below a half: the sum itself rounds. The distance to the cut value is exact.
+    Adding a half and cutting would be wrong just below a half, where the sum itself rounds up. What is added is the number before a half:
+    with it the sum comes to the next integer from a half on, and not before.
 
     >>> round_half_away(np.array([44.5, -2.5, 0.49999999999999994]))
     array([45., -3.,  0.])
     """
-    cut = np.trunc(values)
-    return np.where(np.abs(values - cut) >= 0.5, cut + np.copysign(1.0, values), cut)
+    return np.trunc(values + np.copysign(_BEFORE_HALF, values))
 
 
 def round_number(value: float) -> int:

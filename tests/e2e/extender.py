@@ -137,3 +137,10 @@ def make_scheduler_config(extender_url: str) -> JsonObject:
     del config["leaderElection"]
     config["extenders"][0]["urlPrefix"] = extender_url
     return config
+
+
+def read_scheduler_settings() -> dict[str, str]:
+    """Read the variables of the scheduler's environment that we ship."""
+    (deployment,) = (each for each in yaml.safe_load_all((_OVERLAY / "deployment.yaml").read_text()) if each["kind"] == "Deployment")
+    (container,) = (each for each in deployment["spec"]["template"]["spec"]["containers"] if each["name"] == "kube-scheduler")
+    return {each["name"]: each["value"] for each in container["env"]}

@@ -35,6 +35,11 @@ class SchedulerMetrics(Metrics):
         return self.total("process_cpu_seconds_total")
 
     @property
+    def resident_bytes(self) -> float:
+        """Memory that the process holds."""
+        return self.total("process_resident_memory_bytes")
+
+    @property
     def scheduled_count(self) -> int:
         """Attempts that placed a pod."""
         return round(self.total("scheduler_schedule_attempts_total", result="scheduled"))
@@ -72,7 +77,13 @@ class Scheduler:
 
 @asynccontextmanager
 async def running_scheduler(
-    cluster: Cluster, binaries: Binaries, config: Mapping[str, object] | str = "{}", *, kubeconfig: Path | None = None, verbosity: int = 2
+    cluster: Cluster,
+    binaries: Binaries,
+    config: Mapping[str, object] | str = "{}",
+    *,
+    kubeconfig: Path | None = None,
+    verbosity: int = 2,
+    settings: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Scheduler]:
     """
     Run a kube-scheduler, from the time when it is healthy to the end of the context.
@@ -84,6 +95,7 @@ async def running_scheduler(
             leader election and next to no limit on its calls to the API server.
         kubeconfig: Its identity (default: the administrator); in the configuration it is written over.
         verbosity: Log level; failures of an extender's prioritize show at 5 and more.
+        settings: Variables of its environment.
     """
     (port,) = choose_free_ports(1)
     name = f"kube-scheduler-{port}"
@@ -105,7 +117,7 @@ async def running_scheduler(
     ]
     url = f"https://127.0.0.1:{port}"
     context = cluster.authority.make_client_context(cluster.admin)
-    async with running_process(name, command, folder=cluster.folder) as process:
+    async with running_process(name, command, folder=cluster.folder, settings=settings) as process:
         await wait_until_ok(process, f"{url}/healthz", context=context)
         api = ApiClient(url, context)
         try:

@@ -32,7 +32,9 @@ from trimaran_client.snapshot import LoadSnapshot
 from trimaran_client.wire import ResourceQuantities
 
 NAMES = [f"node-{number:04}" for number in range(1000)]
-LOAD = LoadSnapshot.decode(make_load({name: 100 * math.sin(number) ** 2 for number, name in enumerate(NAMES)}))
+# No two of the best are equally good: a pod that may go to either counts on both.
+BEST = {name: 24.0 - 3 * number for number, name in enumerate(NAMES[:8])}
+LOAD = LoadSnapshot.decode(make_load({name: 50 + 50 * math.sin(number) ** 2 for number, name in enumerate(NAMES)} | BEST))
 
 
 # Containers by which a pod takes long to add up: three, two init steps.
@@ -56,10 +58,10 @@ def ask_warm(decider: Decider, most: int) -> tuple[Counter[str], bytes]:
 @pytest.mark.parametrize(
     ("document", "most"),
     # Pods that are assumed change the totals with each question; without that, nothing changes in between.
-    [pytest.param({}, 438, id="assumed"), pytest.param({"assumeSeconds": 0}, 295, id="not-assumed")],
+    [pytest.param({}, 404, id="assumed"), pytest.param({"assumeSeconds": 0}, 250, id="not-assumed")],
 )
 def test_calls_of_a_question(document: dict[str, Any], most: int) -> None:
-    """However many candidates there are; a fifth above today's 365 and 246, and nothing of it what was computed before."""
+    """However many candidates there are; a fifth above today's 337 and 208, and nothing of it what was computed before."""
     few, answer = ask_warm(make_decider(document, LOAD), 420)
     assert len(read_scores(answer)) == 420
     many, answer = ask_warm(make_decider(document, LOAD), 840)

@@ -31,6 +31,12 @@ class Record:
     state: str
     assigned_at: float
     ends_at: float
+    or_on: tuple[str, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Answer all nodes on which it counts."""
+        return (self.node, *self.or_on)
 
 
 class PodsInFlight(RuleBasedStateMachine):
@@ -86,12 +92,12 @@ class PodsInFlight(RuleBasedStateMachine):
         self.assigned.assign(pod, node, at=self.now)
         self._hold(pod, node, "bound", self.now)
 
-    @rule(pod=pods, node=NODES)
-    def assume(self, pod: Pod, node: str) -> None:
-        self.assigned.assume(pod, node, now=self.now)
+    @rule(pod=pods, node=NODES, or_on=st.sets(NODES))
+    def assume(self, pod: Pod, node: str, or_on: set[str]) -> None:
+        self.assigned.assume(pod, node, now=self.now, or_on=sorted(or_on))
         known = self.model.get(pod.key)
         if known is None or known.state != "bound":
-            self._hold(pod, node, "assumed", self.now)
+            self._hold(pod, node, "assumed", self.now, or_on=tuple(sorted(or_on - {node})))
 
     @rule(pod=pods)
     def forget(self, pod: Pod) -> None:
@@ -126,11 +132,10 @@ class PodsInFlight(RuleBasedStateMachine):
         view = self.assigned.view(self.now)
         assert len(self.assigned) == len(self.model)
         assert {key: self.assigned.state_of(key) for key in self.model} == {key: each.state for key, each in self.model.items()}
-        in_flight = {each.pod.key: each for each in view.in_flight}
-        expected = {key: each for key, each in self.model.items() if each.ends_at > self.now}
-        assert {key: (each.node, each.state, each.assigned_at) for key, each in in_flight.items()} == {
-            key: (each.node, each.state, each.assigned_at) for key, each in expected.items()
-        }
+        expected = [
+            (key, node, each.state, each.assigned_at) for key, each in self.model.items() for node in each.nodes if each.ends_at > self.now
+        ]
+        assert sorted((each.pod.key, each.node, each.state, each.assigned_at) for each in view.in_flight) == sorted(expected)
         self._compare_columns(view)
         self._compare_totals(view)
 
@@ -155,16 +160,17 @@ class PodsInFlight(RuleBasedStateMachine):
         """A node is there while it is known or has pods, with the sums of its pods; no other has a row."""
         expected: dict[str, list[int]] = {node: [0, 0, 0, 0] for node in self.nodes}
         for each in self.model.values():
-            sums = expected.setdefault(each.node, [0, 0, 0, 0])
-            for column, amount in enumerate(amounts(each.pod)):
-                sums[column] += amount
+            for node in each.nodes:
+                sums = expected.setdefault(node, [0, 0, 0, 0])
+                for column, amount in enumerate(amounts(each.pod)):
+                    sums[column] += amount
         told = {name: view.totals.values[:, row].tolist() for name, row in view.totals.rows.items()}
         assert told == {name: [float(amount) for amount in sums] for name, sums in expected.items()}
 
-    def _hold(self, pod: Pod, node: str, state: str, assigned_at: float) -> None:
+    def _hold(self, pod: Pod, node: str, state: str, assigned_at: float, *, or_on: tuple[str, ...] = ()) -> None:
         hold = {"0": 0.0, "50": 50.0}.get(pod.annotations.get(HOLD_ANNOTATION, ""), HOLD_SECONDS)
         life = ASSUME_SECONDS if state == "assumed" else hold + BOUND_SECONDS
-        self.model[pod.key] = Record(pod, node, state, assigned_at, assigned_at + life)
+        self.model[pod.key] = Record(pod, node, state, assigned_at, assigned_at + life, or_on)
 
     def _expire(self) -> None:
         self.model = {key: each for key, each in self.model.items() if each.state != "assumed" or each.ends_at > self.now}

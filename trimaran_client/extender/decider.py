@@ -43,6 +43,7 @@ from trimaran_client.units import IntArray
 logger = logging.getLogger(__name__)
 
 NO_SCORES = b"[]"
+_MOST_EQUALS = 8
 _MEASURED = frozenset(
     {Reason.AT_OR_BELOW_TARGET, Reason.ABOVE_TARGET, Reason.OVER_CAPACITY, Reason.RISK, Reason.BEST_EFFORT, Reason.POWER, Reason.NO_MODEL}
 )
@@ -57,7 +58,8 @@ class _NamedObject(msgspec.Struct, frozen=True):
 _pod_decoder = msgspec.json.Decoder(PodObject)
 _node_decoder = msgspec.json.Decoder(NodeObject)
 _named_decoder = msgspec.json.Decoder(_NamedObject)
-_LAST_REASON = max(Reason)
+_LAST_REASON = int(max(Reason))
+_POLICY_FAILED = int(Reason.POLICY_FAILED)
 _REASON_NAMES = {int(reason): str(reason) for reason in Reason}
 _OUTCOMES = ("scored", "neutral", "other_scheduler", "shadow", "filtered", "bad_body")
 
@@ -95,7 +97,11 @@ class Counters:
 
 
 class _Scored(NamedTuple):
-    """What one question came to; ``rows`` are where its candidates stand in the snapshot, ``None`` where one does not."""
+    """
+    What one question came to.
+
+    ``reason_counts`` tells how many candidates have each reason, ``rows`` where they stand in the snapshot; ``None`` where one does not.
+    """
 
     at: float
     pod: Pod
@@ -103,6 +109,7 @@ class _Scored(NamedTuple):
     bound_to: str
     columns: NodeColumns
     scores: Scores
+    reason_counts: list[int]
     values: IntArray
     rows: IntArray | None
 
@@ -225,10 +232,10 @@ class Decider:
             self._pods.forget(pod)  # asked again, it is not where it was taken to go, and must not count beside itself
         columns = choice.scorer.columns(self._load, now=now, nodes=manifests or names, pods=self._pods, capacities=self._nodes)
         scores = choice.scorer.score_columns(pod, columns)
-        _check(scores, len(names))
-        values = np.clip(scores.values, MIN_NODE_SCORE, MAX_NODE_SCORE)
-        rows = columns.rows
-        return _Scored(now, pod, choice, bound_to, columns, scores, values, rows if rows is not None and are_all_there(rows) else None)
+        reason_counts = _check(scores, len(names))
+        values = np.minimum(np.maximum(scores.values, MIN_NODE_SCORE), MAX_NODE_SCORE)
+        rows = columns.rows if columns.whole is not None or (columns.rows is not None and are_all_there(columns.rows)) else None
+        return _Scored(now, pod, choice, bound_to, columns, scores, reason_counts, values, rows)
 
     def _remember(self, scored: _Scored) -> None:
         """Do what the scheduler need not wait for."""
@@ -243,17 +250,16 @@ class Decider:
         bound_to = scored.bound_to or self._pods.bound_node_of(pod.key)
         log, rows = self.log, scored.rows
         candidates = Candidates(log.share(scores.names)) if rows is None else Candidates(log.share_nodes(snapshot.nodes), rows)
-        counts = dict(enumerate(np.bincount(scores.reasons, minlength=1).tolist()))
-        is_neutral = bool(counts.get(Reason.POLICY_FAILED))
-        best = int(np.argmax(scored.values)) if candidates else -1
+        counts = {code: count for code, count in enumerate(scored.reason_counts) if count}
+        is_neutral = _POLICY_FAILED in counts
+        best = int(scored.values.argmax()) if candidates else -1
         if is_neutral:
             self.counters.failures["policy"] += 1
         elif self._assumes(pod) and candidates:
             # Until its binding is seen, the pod counts where it will most likely go; else all pods of a burst would see the same nodes.
-            self._pods.assume(pod, candidates[best], now=scored.at)
+            self._pods.assume(pod, candidates[best], now=scored.at, or_on=_list_equals(scored.values, best, candidates))
         for code, count in counts.items():
-            if count:
-                self.counters.reasons[_REASON_NAMES[code]] += count
+            self.counters.reasons[_REASON_NAMES[code]] += count
         self.counters.ignored_wishes += choice.ignored
         is_shadow = self._config.shadow
         self.counters.outcomes["neutral" if is_neutral else "shadow" if is_shadow else "scored"] += 1
@@ -331,12 +337,24 @@ def _read_node(text: bytes) -> Node:
     return Node(metadata.name)
 
 
-def _check(scores: Scores, count: int) -> None:
-    """Refuse what a policy of someone else's may answer by mistake."""
+def _list_equals(values: IntArray, best: int, candidates: Candidates) -> list[str]:
+    """
+    List the candidates that are as good as the best one, of which a scheduler draws one by lot.
+
+    None where there are many: it is hardly the same one twice then, and each would have to be counted with each pod.
+    """
+    equals = np.flatnonzero(values == values[best])
+    return [candidates[row] for row in equals.tolist() if row != best] if 1 < len(equals) <= _MOST_EQUALS else []
+
+
+def _check(scores: Scores, count: int) -> list[int]:
+    """Refuse what a policy of someone else's may answer by mistake; answer how often each reason was given."""
     if scores.values.shape != (count,) or scores.reasons.shape != (count,):
         raise PolicyAnswerError(f"{len(scores.values)} scores and {len(scores.reasons)} reasons for {count} candidates")
     if scores.values.dtype.kind not in "iu" or scores.reasons.dtype.kind not in "iu":
         raise PolicyAnswerError(f"scores of type {scores.values.dtype} and reasons of type {scores.reasons.dtype}; both are whole numbers")
-    if count and not 0 <= int(scores.reasons.min()) <= int(scores.reasons.max()) <= _LAST_REASON:
-        found = f"{scores.reasons.min()} to {scores.reasons.max()}"
-        raise PolicyAnswerError(f"reasons from {found}; the known ones go from 0 to {_LAST_REASON}")
+    lowest, highest = (int(np.minimum.reduce(scores.reasons)), int(np.maximum.reduce(scores.reasons))) if count else (0, 0)
+    if not 0 <= lowest <= highest <= _LAST_REASON:
+        raise PolicyAnswerError(f"reasons from {lowest} to {highest}; the known ones go from 0 to {_LAST_REASON}")
+    counts: list[int] = np.bincount(scores.reasons).tolist()
+    return counts

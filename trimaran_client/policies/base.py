@@ -263,7 +263,7 @@ class NodeColumns:
         """Answer the candidate that each pod in flight is on, shape (pods,); -1 where it is on none of them."""
         if self.pods is None:
             return np.empty(0, dtype=np.int64)
-        candidate_of = np.full(self.pods.totals.values.shape[1] + 1, -1)
+        candidate_of = np.full(self.pods.totals.row_count + 1, -1)
         candidate_of[self.pod_rows] = np.arange(len(self.pod_rows))
         candidate_of[-1] = -1  # where candidates without pods point
         return candidate_of.take(self.pods.node_rows)
@@ -273,7 +273,7 @@ class NodeColumns:
         if self.pods is None or not len(amounts):
             return np.zeros(len(self.names))
         # One more at the end, for the index -1 of candidates without pods.
-        sums = np.bincount(self.pods.node_rows, weights=amounts, minlength=self.pods.totals.values.shape[1] + 1)
+        sums = np.bincount(self.pods.node_rows, weights=amounts, minlength=self.pods.totals.row_count + 1)
         return np.asarray(sums, dtype=np.float64).take(self.pod_rows)
 
     def amount(self, resource: str, column: Literal[0, 1]) -> FloatArray:
@@ -378,16 +378,27 @@ class ScoringPolicy(Protocol):
         ...
 
 
-def to_score(values: FloatArray, low: float = -_LARGEST_SCORE, high: float = _LARGEST_SCORE) -> IntArray:
+def to_score(values: FloatArray) -> IntArray:
     """
-    Turn rounded scores into integers, held between *low* and *high*; what is not a number becomes the lowest score.
+    Turn rounded scores into integers, held between 0 and 100; what is not a number becomes the lowest score.
 
-    Without bounds only what no integer can be is held: an upstream preset takes any target, and its scores have no range.
-
-    >>> to_score(np.array([85.0, math.nan]))
-    array([85,  0])
+    >>> to_score(np.array([85.0, math.nan, 120.0]))
+    array([ 85,   0, 100])
     """
-    held = np.minimum(np.maximum(values, low), high)
+    # fmax answers the bound where there is no number.
+    return np.fmin(np.fmax(values, MIN_NODE_SCORE), MAX_NODE_SCORE).astype(np.int64)
+
+
+def to_upstream_score(values: FloatArray) -> IntArray:
+    """
+    Turn rounded scores into integers as they are; what is not a number becomes the lowest score.
+
+    Only what no integer can be is held: an upstream preset takes any target, and its scores have no range.
+
+    >>> to_upstream_score(np.array([-85.0, math.nan]))
+    array([-85,   0])
+    """
+    held = np.minimum(np.maximum(values, -_LARGEST_SCORE), _LARGEST_SCORE)
     return np.where(np.isnan(held), MIN_NODE_SCORE, held).astype(np.int64)
 
 

@@ -74,7 +74,6 @@ def count_in_flight(nodes: NodeColumns, selection: NodeSelection, prediction: Us
     return InFlight(nodes.sum_by_node(usage * shares), usage, shares)
 
 
-@np.errstate(all="ignore")
 def uncovered_shares(nodes: NodeColumns, selection: NodeSelection) -> FloatArray:
     """
     Tell how much of each pod in flight the selected metric of its node does not show, 0 to 1, shape (pods,).
@@ -90,6 +89,11 @@ def uncovered_shares(nodes: NodeColumns, selection: NodeSelection) -> FloatArray
         return np.ones(pods.in_flight_count)
     if float(np.minimum.reduce(pods.started_at)) > nodes.newest_sampled_at:  # in a burst all are newer than any sample
         return np.ones(pods.in_flight_count)
+    with np.errstate(all="ignore"):
+        return _compare_times(nodes, pods, selection)
+
+
+def _compare_times(nodes: NodeColumns, pods: PodsView, selection: NodeSelection) -> FloatArray:
     candidates = nodes.candidates_of_pods
     # One more at the end, for the index -1 of nodes without the metric.
     lags, spans = np.array([*map(_reach, nodes.snapshot.metrics.key_names), (math.nan, math.nan)]).T

@@ -30,7 +30,7 @@ from trimaran_client.policies.arguments import (
     common_problems,
     raise_problems,
 )
-from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NodeColumns, Reasoning, Scores, to_score
+from trimaran_client.policies.base import NodeColumns, Reasoning, Scores, to_score, to_upstream_score
 from trimaran_client.policies.go_numbers import parse_go_float
 from trimaran_client.policies.target_reasoning import explain_targets
 from trimaran_client.policies.targets import (
@@ -169,6 +169,7 @@ class TargetLoadPacking:
     def __init__(self, args: TargetLoadPackingArgs | None = None) -> None:
         self.args = args if args is not None else TargetLoadPackingArgs()
         self.targets = (_cpu_target(self.args), *(Target.of(each) for each in self.args.others))
+        self._resources = tuple(each.resource for each in self.targets)
 
     @classmethod
     def upstream(cls, args: Mapping[str, object] | None = None) -> TargetLoadPacking:
@@ -178,7 +179,7 @@ class TargetLoadPacking:
     @property
     def resources(self) -> tuple[str, ...]:
         """Answer the resources that have a target."""
-        return tuple(each.resource for each in self.targets)
+        return self._resources
 
     def predict_pod_millicores(self, pod: Pod) -> int:
         """
@@ -190,6 +191,7 @@ class TargetLoadPacking:
         """
         return self.targets[0].prediction.predict(pod)
 
+    @np.errstate(all="ignore")
     def compute_terms(self, pod: Pod, nodes: NodeColumns) -> UtilizationTerms:
         """Compute the arithmetic of CPU; see :func:`trimaran_client.policies.targets.compute_terms`."""
         return compute_terms(self.targets[0], pod, nodes, max_age_seconds=self.args.max_age_seconds)
@@ -202,14 +204,13 @@ class TargetLoadPacking:
         Returns:
             Scores and reasons. A node without (fresh) metrics of a resource is scored by its fallback; one of unknown CPU capacity gets 0.
         """
-        cpu, *others = (
+        cpu, *others = [
             score_target(each, pod, nodes, compute_terms(each, pod, nodes, max_age_seconds=self.args.max_age_seconds))
             for each in self.targets
-        )
+        ]
         values, reasons = self._combine([cpu, *others]) if others else cpu
         values = round_half_away(values)
-        is_upstream = self.args.preset == "upstream"
-        return Scores(nodes.names, to_score(values) if is_upstream else to_score(values, MIN_NODE_SCORE, MAX_NODE_SCORE), reasons)
+        return Scores(nodes.names, to_upstream_score(values) if self.args.preset == "upstream" else to_score(values), reasons)
 
     def explain(self, pod: Pod, nodes: NodeColumns) -> Reasoning:
         """Lay open the arithmetic of every resource."""

@@ -13,6 +13,7 @@ from trimaran_client.resources import Pod
 from trimaran_client.units import FloatArray, IntArray
 
 
+@np.errstate(all="ignore")
 def explain_targets(targets: Sequence[Target], pod: Pod, nodes: NodeColumns, *, max_age_seconds: float) -> Reasoning:
     """Lay open the arithmetic of some targets for every candidate."""
     computed = [(target, compute_terms(target, pod, nodes, max_age_seconds=max_age_seconds)) for target in targets]
@@ -82,6 +83,7 @@ def _tell(target: Target, reason: Reason, terms: Mapping[str, float]) -> list[st
     return [told, _formula(target, predicted)]
 
 
+@np.errstate(all="ignore")
 def _formula(target: Target, percent: float) -> str:
     aim = target.target_percent
     score = float(utilization_score(np.array([percent]), aim)[0])

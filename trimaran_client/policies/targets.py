@@ -31,6 +31,7 @@ from trimaran_client.units import BoolArray, FloatArray, IntArray, round_half_aw
 DEFAULT_TARGET_PERCENT: Final = 40.0
 _METRIC_TYPES: Final[Mapping[str, str]] = {CPU: wire.CPU, MEMORY: wire.MEMORY}
 LOAD_OPERATORS: Final = (wire.AVERAGE, wire.LATEST)
+_OVER_CAPACITY: Final = int(Reason.OVER_CAPACITY)  # a member of an enumeration costs as much as a step of numpy to look up
 _PERCENT_UNITS: Final = ("", "percent")
 
 
@@ -179,7 +180,6 @@ class UtilizationTerms:
     shares: FloatArray
 
 
-@np.errstate(all="ignore")
 def compute_terms(target: Target, pod: Pod, nodes: NodeColumns, *, max_age_seconds: float) -> UtilizationTerms:
     """
     Compute the predicted utilization of each node with the pod on it.
@@ -228,7 +228,6 @@ def _in_flight(target: Target, nodes: NodeColumns, selection: NodeSelection) -> 
     return shares, nodes.sum_by_node(nodes.pods.usage(target.prediction) * shares)
 
 
-@np.errstate(all="ignore")
 def score_target(target: Target, pod: Pod, nodes: NodeColumns, terms: UtilizationTerms) -> tuple[FloatArray, IntArray]:
     """
     Score one resource.
@@ -240,7 +239,7 @@ def score_target(target: Target, pod: Pod, nodes: NodeColumns, terms: Utilizatio
     reasons = utilization_reasons(terms.predicted_percent, target.target_percent)
     if target.is_upstream:
         return np.where(terms.is_measured, values, float(MIN_NODE_SCORE)), np.where(terms.is_measured, reasons, Reason.NO_METRICS)
-    if terms.is_measured.all() and not np.isnan(values).any():
+    if not math.isnan(np.minimum.reduce(values, initial=0.0)):  # what is not measured has no prediction, so no score either
         return values, reasons
     if target.is_primary:
         values = np.where(np.isnan(values), float(MIN_NODE_SCORE), values)
@@ -264,7 +263,6 @@ def _score_fallback(target: Target, pod: Pod, nodes: NodeColumns) -> tuple[Float
     return values, reasons
 
 
-@np.errstate(all="ignore")
 def allocated_percent(target: Target, pod: Pod, nodes: NodeColumns) -> FloatArray:
     """Answer what is requested of each node with the pod on it, percent of what it offers, shape (nodes,); NaN = not known."""
     columns = nodes.resource(target.resource)
@@ -273,7 +271,6 @@ def allocated_percent(target: Target, pod: Pod, nodes: NodeColumns) -> FloatArra
     return 100.0 * (columns.requested + amount) / columns.offered
 
 
-@np.errstate(all="ignore")
 def utilization_score(predicted_percent: FloatArray, target_percent: float) -> FloatArray:
     """
     Score nodes by their utilization after placement, packing up to the target; not rounded.
@@ -295,6 +292,7 @@ def utilization_score(predicted_percent: FloatArray, target_percent: float) -> F
     return np.where(predicted_percent > 100.0, 0.0, np.where(predicted_percent > target_percent, spreading, packing))
 
 
+@np.errstate(all="ignore")
 def score_utilization(predicted_percent: FloatArray, target_percent: float) -> FloatArray:
     """
     Score as :func:`utilization_score`, rounded.
@@ -307,5 +305,5 @@ def score_utilization(predicted_percent: FloatArray, target_percent: float) -> F
 
 def utilization_reasons(predicted_percent: FloatArray, target_percent: float) -> IntArray:
     """Name the branch of :func:`utilization_score` that each node takes, as :class:`Reason` codes, shape (nodes,)."""
-    above = np.where(predicted_percent > target_percent, Reason.ABOVE_TARGET, Reason.AT_OR_BELOW_TARGET)
-    return np.where(predicted_percent > 100.0, Reason.OVER_CAPACITY, above).astype(np.int64, copy=False)
+    # Whether it is above the target is the code itself: 1 is ABOVE_TARGET, 0 AT_OR_BELOW_TARGET.
+    return np.where(predicted_percent > 100.0, _OVER_CAPACITY, predicted_percent > target_percent)

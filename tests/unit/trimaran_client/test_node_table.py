@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.builders import make_node
 from trimaran_client import Node, NodeCapacities
-from trimaran_client.node_table import NodeTable
+from trimaran_client.node_table import FrozenNodeTable, NodeTable
 
 
 def test_what_was_frozen_never_changes() -> None:
@@ -58,13 +60,60 @@ def test_names_that_come_and_go_leave_no_memory_behind() -> None:
     assert table.freeze().values.shape[1] <= 16
 
 
-def test_it_grows_and_keeps_what_it_held() -> None:
-    table = NodeTable(1)
-    for index in range(100):
-        table.write(f"n{index}", 0, index)
+@pytest.mark.parametrize("count", [16, 17, 255, 256, 257, 512, 1000])
+def test_it_grows_and_keeps_what_it_held(count: int) -> None:
+    table = NodeTable(2, fill=0.0)
+    for index in range(count):
+        table.write(f"n{index}", 1, index)
+        if index % 100 == 0:
+            table.freeze()
     frozen = table.freeze()
-    assert [frozen.values[0, frozen.rows[f"n{index}"]] for index in range(100)] == list(range(100))
-    assert [table.row_of(f"n{index}") for index in (0, 99)] == [frozen.rows["n0"], frozen.rows["n99"]]
+    assert frozen.row_count == count
+    assert frozen.values.shape == (2, count)
+    assert [frozen.values[1, frozen.rows[f"n{index}"]] for index in range(count)] == list(range(count))
+    assert not frozen.values[0].any()
+    assert [table.row_of(name) for name in ("n0", f"n{count - 1}")] == [frozen.rows["n0"], frozen.rows[f"n{count - 1}"]]
+
+
+def test_a_change_among_thousands_copies_the_numbers_near_it_only() -> None:
+    table = NodeTable(4, fill=0.0)
+    for index in range(5000):
+        table.write(f"n{index}", 0, index)
+    before = table.freeze()
+    assert table.freeze() is before
+    for column in range(4):
+        table.write("n3000", column, -1.0)
+    after = table.freeze()
+    copied = [one is not other for one, other in zip(before._blocks, after._blocks, strict=True)]
+    assert (len(copied), sum(copied)) == (20, 1)
+    assert (before.values[0, 3000], after.values[0, 3000]) == (3000.0, -1.0)
+    assert np.array_equal(np.delete(before.values, 3000, axis=1), np.delete(after.values, 3000, axis=1))
+
+
+@given(
+    st.lists(
+        st.one_of(st.tuples(st.just("write"), st.integers(0, 600)), st.tuples(st.sampled_from(["discard", "freeze"]), st.integers(0, 600))),
+        max_size=60,
+    )
+)
+def test_whatever_happens_what_was_frozen_stays(steps: list[tuple[str, int]]) -> None:
+    table = NodeTable(1, fill=0.0)
+    for index in range(0, 600, 3):
+        table.write(f"n{index}", 0, index)
+    held: list[tuple[FrozenNodeTable, dict[str, float]]] = []
+    expected = {f"n{index}": float(index) for index in range(0, 600, 3)}
+    for number, (step, index) in enumerate(steps):
+        if step == "write":
+            table.write(f"n{index}", 0, number)
+            expected[f"n{index}"] = float(number)
+        elif step == "discard":
+            table.discard(f"n{index}")
+            expected.pop(f"n{index}", None)
+        else:
+            held.append((table.freeze(), dict(expected)))
+    held.append((table.freeze(), expected))
+    for frozen, told in held:
+        assert {name: float(frozen.values[0, row]) for name, row in frozen.rows.items()} == told
 
 
 def test_discarding_a_stranger_is_no_error() -> None:

@@ -1,9 +1,12 @@
 """Quantities and rounding beyond the vectors."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trimaran_client.errors import QuantityError
 from trimaran_client.units import MAX_AMOUNT_NANOS, Quantity, round_half_away
@@ -55,3 +58,14 @@ def test_amounts_add_exactly() -> None:
 def test_rounds_halves_away_from_zero() -> None:
     values = np.array([2.5, -2.5, 0.49999999999999994, -0.5, 4503599627370497.5, 2.0])
     assert round_half_away(values).tolist() == [3.0, -3.0, 0.0, -1.0, 4503599627370498.0, 2.0]
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-300, 300).map(lambda halves: halves / 2), st.integers(-2, 2))
+def test_rounds_every_number_as_exact_arithmetic_does(near: float, steps: int) -> None:
+    """The numbers next to halves and to whole numbers above all."""
+    value = near
+    for _ in range(abs(steps)):
+        value = math.nextafter(value, math.copysign(math.inf, steps))
+    exact = math.floor(abs(Fraction(value)) + Fraction(1, 2)) if math.isfinite(value) else math.inf
+    assert abs(round_half_away(np.array([value]))[0]) == exact
+    assert math.copysign(1, round_half_away(np.array([value]))[0]) == math.copysign(1, value)
