@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
@@ -29,7 +29,9 @@ from trimaran_client.wire import (
     ResourceQuantities,
     SnapshotColumns,
     WatcherMetrics,
-    decode_snapshot_columns,
+    decode_nodes,
+    decode_quantities,
+    decode_snapshot_reply,
     decode_watcher_metrics,
 )
 
@@ -37,6 +39,7 @@ Pick = Literal["first", "last"]
 # The whole units of a quantity: thousandths for CPU, units for memory.
 Unit = Literal["milli", "value"]
 
+_UNEQUAL = "not a load watcher's reply: its columns do not have one entry for each node; check the address"
 _BEYOND_CALENDARS = "not a load watcher's reply: a time beyond every calendar; check the address"
 
 
@@ -137,7 +140,9 @@ class LoadSnapshot:
             SnapshotDecodeError: If it is not such an answer; no part of it is used then.
         """
         try:
-            return cls.from_columns(decode_snapshot_columns(body))
+            reply = decode_snapshot_reply(body)
+            capacity, allocatable = _read_capacity(bytes(reply.capacity)), _read_capacity(bytes(reply.allocatable))
+            return cls._from_parts(reply, _read_rows(bytes(reply.nodes)), capacity, allocatable)
         except OverflowError as error:
             raise SnapshotDecodeError(_BEYOND_CALENDARS) from error
 
@@ -189,19 +194,23 @@ class LoadSnapshot:
         Raises:
             SnapshotDecodeError: If a column has not one entry for each node, or a node stands twice.
         """
-        nodes = reply.nodes
-        rows = {name: row for row, name in enumerate(nodes)}
-        if len(rows) != len(nodes) or any(len(column) != len(nodes) for column in _list_columns(reply)):
-            raise SnapshotDecodeError("not a load watcher's reply: its columns do not have one entry for each node; check the address")
+        return cls._from_parts(reply, _number(reply.nodes), _parse_columns(reply.capacity), _parse_columns(reply.allocatable))
+
+    @classmethod
+    def _from_parts(
+        cls, reply: SnapshotColumns, rows: Mapping[str, int], capacity: CapacityColumns, allocatable: CapacityColumns
+    ) -> LoadSnapshot:
+        if any(len(column) != len(rows) for column in _list_columns(reply, capacity, allocatable)):
+            raise SnapshotDecodeError(_UNEQUAL)
         return cls(
             source=reply.source,
             made_at=float(reply.made_at),
             window_end_at=float(reply.window_end_at),
-            nodes=tuple(nodes),
+            nodes=tuple(rows),
             sampled_at=_frozen(reply.sampled_at),
             sample_seconds=_frozen(reply.sample_seconds),
-            capacity=_parse_columns(reply.capacity),
-            allocatable=_parse_columns(reply.allocatable),
+            capacity=capacity,
+            allocatable=allocatable,
             statuses=tuple(reply.statuses),
             metrics=table_of_columns(reply.columns),
             rows=rows,
@@ -299,12 +308,31 @@ def take_codes(column: IntArray, positions: IntArray) -> IntArray:
     return np.where(positions >= 0, column[positions], -1)
 
 
-def _list_columns(reply: SnapshotColumns) -> list[Sequence[object]]:
-    columns: list[Sequence[object]] = [reply.sampled_at, reply.sample_seconds, reply.statuses]
-    columns += [column for quantities in (reply.capacity, reply.allocatable) for column in (quantities.cpu, quantities.memory)]
+def _list_columns(reply: SnapshotColumns, *capacities: CapacityColumns) -> list[Sized]:
+    columns: list[Sized] = [reply.sampled_at, reply.sample_seconds, reply.statuses]
+    columns += [column for capacity in capacities for column in (capacity.millicores, capacity.bytes)]
     columns += [each.values for each in reply.columns]
     columns += [each.sources for each in reply.columns if not isinstance(each.sources, msgspec.UnsetType)]
     return columns
+
+
+# One reply names the same nodes with the same capacities as the one before, and to know them again takes a thirtieth of reading them.
+# A process follows one load watcher, seldom a few; each has two capacities.
+@lru_cache(maxsize=4)
+def _read_rows(nodes: bytes) -> Mapping[str, int]:
+    return _number(decode_nodes(nodes))
+
+
+@lru_cache(maxsize=8)
+def _read_capacity(quantities: bytes) -> CapacityColumns:
+    return _parse_columns(decode_quantities(quantities))
+
+
+def _number(nodes: Sequence[str]) -> Mapping[str, int]:
+    rows = {name: row for row, name in enumerate(nodes)}
+    if len(rows) != len(nodes):
+        raise SnapshotDecodeError(_UNEQUAL)
+    return rows
 
 
 def _parse_columns(quantities: QuantityColumns) -> CapacityColumns:

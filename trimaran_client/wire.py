@@ -154,8 +154,18 @@ class SnapshotColumns(msgspec.Struct, frozen=True, rename="camel"):
     not_held: list[NotHeld]
 
 
+class SnapshotReply(SnapshotColumns, frozen=True, rename="camel"):
+    """The same as it is read: what one reply repeats of another is still as its bytes, so that whoever knows these need not read them."""
+
+    nodes: msgspec.Raw  # type: ignore[assignment]
+    capacity: msgspec.Raw  # type: ignore[assignment]
+    allocatable: msgspec.Raw  # type: ignore[assignment]
+
+
 _decoder = msgspec.json.Decoder(WatcherMetrics | None)
-_columns_decoder = msgspec.json.Decoder(SnapshotColumns)
+_reply_decoder = msgspec.json.Decoder(SnapshotReply)
+_nodes_decoder = msgspec.json.Decoder(list[str])
+_quantities_decoder = msgspec.json.Decoder(QuantityColumns)
 _encoder = msgspec.json.Encoder()
 
 
@@ -169,14 +179,34 @@ def decode_watcher_metrics(body: bytes | str) -> WatcherMetrics:
     return _decode(_decoder, body) or WatcherMetrics()
 
 
-def decode_snapshot_columns(body: bytes | str) -> SnapshotColumns:
+def decode_snapshot_reply(body: bytes | str) -> SnapshotReply:
     """
-    Read the body of ``GET /api/v1/snapshot``.
+    Read the body of ``GET /api/v1/snapshot``, but for what :func:`decode_nodes` and :func:`decode_quantities` read.
 
     Raises:
         SnapshotDecodeError: If it is not JSON, or not of that shape.
     """
-    return _decode(_columns_decoder, body)
+    return _decode(_reply_decoder, body)
+
+
+def decode_nodes(body: bytes) -> list[str]:
+    """
+    Read the names of a :class:`SnapshotReply`.
+
+    Raises:
+        SnapshotDecodeError: If they are none.
+    """
+    return _decode(_nodes_decoder, body)
+
+
+def decode_quantities(body: bytes) -> QuantityColumns:
+    """
+    Read the capacity or the allocatable of a :class:`SnapshotReply`.
+
+    Raises:
+        SnapshotDecodeError: If it is not of that shape.
+    """
+    return _decode(_quantities_decoder, body)
 
 
 def _decode(decoder: msgspec.json.Decoder[_T], body: bytes | str) -> _T:

@@ -306,7 +306,7 @@ async def test_a_fault_of_our_own_is_told_and_outlived(
 ) -> None:
     await peer.serve(always(columns_body(10.0), tag='"1"'))
     with monkeypatch.context() as patch:
-        patch.setattr(LoadSnapshot, "from_columns", None)
+        patch.setattr(LoadSnapshot, "decode_columns", None)
         async with WatcherClient(peer.address) as client, client.follow() as source:
             await eventually(lambda: source.failures.get("bug"))
             assert "a fault of our own: TypeError" in str(source.failure)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import stamina
@@ -28,7 +29,7 @@ from tests.fakes.service import Service
 from tests.fakes.watcher import ScriptedProvider, eventually, hang
 from trimaran_client import MetricChoice, TargetLoadPacking, TargetLoadPackingArgs, WatcherClient
 from trimaran_client.policies.metric_needs import find_needs
-from trimaran_client.wire import ResourceQuantities, decode_snapshot_columns, encode_json
+from trimaran_client.wire import ResourceQuantities, SnapshotColumns, encode_json
 
 ROOT = Path(__file__).parents[2]
 PATH = "/api/v1/snapshot"
@@ -105,7 +106,7 @@ async def test_the_whole_shape(service: Service) -> None:
 def test_the_example_of_the_documentation_is_such_an_answer() -> None:
     text = (ROOT / "docs/wire.md").read_text()
     [example] = re.findall(r"```json\n(\{\n  \"id\".*?)```", text, re.DOTALL)
-    decoded = decode_snapshot_columns(example)
+    decoded = msgspec.json.decode(example, type=SnapshotColumns)
     assert json.loads(encode_json(decoded)) == json.loads(example)
 
 

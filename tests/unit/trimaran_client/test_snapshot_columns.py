@@ -115,6 +115,10 @@ def test_columns_that_disagree_are_refused(changes: dict[str, Any]) -> None:
         json.dumps(answer())[:-1],
         json.dumps(answer(columns=[column("AVG", ["1", 2.0])])),
         json.dumps(answer(nodes=[None, "n2"])),
+        json.dumps(answer(nodes={"n1": 0, "n2": 1})),
+        json.dumps(answer(capacity={"cpu": ["8", "8"]})),
+        json.dumps(answer(allocatable={"cpu": [8, 8], "memory": [None, None]})),
+        json.dumps(answer()).encode().replace(b'"n1"', b'"\xff"'),
         json.dumps(answer(madeAt=10**400)),
         json.dumps(answer(columns=None)),
         b"[" * 100_000,
@@ -124,6 +128,16 @@ def test_columns_that_disagree_are_refused(changes: dict[str, Any]) -> None:
 def test_another_body_is_an_error_of_ours(body: bytes | str) -> None:
     with pytest.raises(SnapshotDecodeError, match="check the address"):
         LoadSnapshot.decode_columns(body)
+
+
+def test_what_a_reply_repeats_of_another_is_read_once_and_what_it_does_not_anew() -> None:
+    first, same = decode(), decode(id="5f0d", columns=[column("AVG", [1.0, 2.0], "5m")])
+    assert same.capacity is first.capacity
+    assert same.rows is first.rows
+    assert same.column("CPU", ("AVG",)).tolist() == [1.0, 2.0]
+    other = decode(nodes=["n1", "n3"], capacity={"cpu": ["4", "8"], "memory": [None, None]})
+    assert (other.nodes, dict(other.rows), other.capacity.millicores.tolist()) == (("n1", "n3"), {"n1": 0, "n3": 1}, [4000, 8000])
+    assert first.nodes == ("n1", "n2")
 
 
 def test_a_reply_of_the_watcher_has_no_id() -> None:
