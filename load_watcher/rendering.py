@@ -22,7 +22,7 @@ from load_watcher.history.memory import Memory
 from load_watcher.last_good import LastGood
 from load_watcher.publication import Publication
 from load_watcher.samples import Window
-from load_watcher.snapshot import Choice, Encoded, Snapshot, build_columns, build_metrics, encode, encode_snapshot
+from load_watcher.snapshot import Choice, Encoded, Snapshot, build_columns, encode, encode_snapshot
 from load_watcher.timing import Timing
 from trimaran_client.wire import AVERAGE, LATEST, STANDARD_DEVIATION, NotHeld, SnapshotColumns, encode_json
 
@@ -153,7 +153,7 @@ class Renderer:
 
     def _encode_window(self, publication: Publication, choice: Choice, aggregates: Sequence[WindowAggregate]) -> Snapshot:
         snapshot = publication.snapshot
-        metrics = build_metrics(
+        return encode_snapshot(
             publication.good,
             now=snapshot.made_at,
             stale_seconds=self._timing.stale_seconds,
@@ -162,7 +162,6 @@ class Renderer:
             aggregates=aggregates,
             withheld=snapshot.withheld,
         )
-        return encode_snapshot(metrics, made_at=snapshot.made_at, withheld=snapshot.withheld)
 
     async def _aggregate(self, publication: Publication, choice: Choice) -> tuple[Sequence[WindowAggregate], _Failures]:
         """Compute what is asked for and the source did not average itself; and name the windows for which that is not possible."""

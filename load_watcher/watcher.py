@@ -31,7 +31,7 @@ from load_watcher.quality import RECENT_REFRESHES, QualityLimits, QualityReport,
 from load_watcher.quality.log import QualityLog
 from load_watcher.rendering import Renderer
 from load_watcher.samples import SampleBatch
-from load_watcher.snapshot import Snapshot, build_metrics, encode_snapshot, find_withheld
+from load_watcher.snapshot import Snapshot, encode_snapshot, find_withheld
 from load_watcher.telemetry import Telemetry
 from load_watcher.timing import Timing
 
@@ -307,7 +307,7 @@ class Watcher:
         end_at = None if self.memory is None else self.memory.find_end()
         averages = () if self.memory is None or end_at is None else self.memory.compute_averages(good.nodes, end_at=end_at)
         aggregates = tuple(each for each in averages if each.metric_type not in averaged_by_source)
-        metrics = build_metrics(
+        snapshot = encode_snapshot(
             good,
             now=now,
             stale_seconds=self.timing.stale_seconds,
@@ -315,7 +315,7 @@ class Watcher:
             aggregates=aggregates,
             withheld=withheld,
         )
-        return Publication(encode_snapshot(metrics, made_at=now, withheld=withheld), good, aggregates, end_at)
+        return Publication(snapshot, good, aggregates, end_at)
 
     async def _publish_held(self) -> None:
         held = self.good

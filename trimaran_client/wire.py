@@ -220,8 +220,3 @@ def _decode(decoder: msgspec.json.Decoder[_T], body: bytes | str) -> _T:
 def encode_json(value: object) -> bytes:
     """Write any wire struct as compact JSON; non-finite numbers never reach it (they would be written as null)."""
     return _encoder.encode(value)
-
-
-def append_json(buffer: bytearray, value: object) -> None:
-    """Write as :func:`encode_json` does, at the end of *buffer*."""
-    _encoder.encode_into(value, buffer, -1)

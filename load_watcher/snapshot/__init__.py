@@ -1,5 +1,5 @@
 """
-What is served: the last good values as the wire model, and that model as bytes.
+What is served: the last good values as bytes, node by node or in columns.
 
 Pure: the time is an argument.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from load_watcher.snapshot.choice import Choice
 from load_watcher.snapshot.columns import build_columns
-from load_watcher.snapshot.encoding import Encoded, Reply, Snapshot, encode, encode_snapshot
-from load_watcher.snapshot.metrics import build_metrics
+from load_watcher.snapshot.encoding import Encoded, Reply, Snapshot, encode
+from load_watcher.snapshot.nodes import encode_snapshot
 from load_watcher.snapshot.served import STATUSES, Withheld, find_withheld
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "Snapshot",
     "Withheld",
     "build_columns",
-    "build_metrics",
     "encode",
     "encode_snapshot",
     "find_withheld",

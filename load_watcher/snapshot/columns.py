@@ -12,7 +12,7 @@ from load_watcher.history.aggregate import WindowAggregate
 from load_watcher.last_good import LastGood
 from load_watcher.samples import NodeInfo
 from load_watcher.snapshot.choice import Choice
-from load_watcher.snapshot.served import DECIMAL_PLACES, ServedColumn, find_end, find_statuses, list_columns
+from load_watcher.snapshot.served import DECIMAL_PLACES, ServedColumn, find_end, find_statuses, list_columns, list_served
 from trimaran_client.units import FloatArray, IntArray
 from trimaran_client.wire import MetricColumn, NotHeld, QuantityColumns, ResourceQuantities, SnapshotColumns
 
@@ -41,7 +41,7 @@ def build_columns(
         not_held: The windows that it does not hold.
         withheld: Nodes to leave out.
     """
-    rows = np.array([row for row, node in enumerate(good.nodes) if node not in withheld], dtype=np.int64)
+    rows = list_served(good, withheld)
     statuses = find_statuses(good, now=now, stale_seconds=stale_seconds)
     infos = [good.infos[row] for row in rows.tolist()]
     newest_at = good.newest_at

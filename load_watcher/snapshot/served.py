@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from load_watcher.history.aggregate import WindowAggregate
 from load_watcher.last_good import LastGood
 from load_watcher.samples import PERCENT, Origins, Window
 from load_watcher.snapshot.choice import Choice
-from trimaran_client.units import BoolArray, FloatArray
+from trimaran_client.units import BoolArray, FloatArray, IntArray
 from trimaran_client.wire import AVERAGE, CPU, LATE, LATEST, MEMORY, NO_METRICS, OK, STALE, STANDARD_DEVIATION, WireWindow
 
 # Of nodes that are left out of the reply.
@@ -138,7 +138,13 @@ def find_statuses(good: LastGood, *, now: float, stale_seconds: float) -> list[s
     for column in good.columns.values():
         is_late |= ~np.isnan(column.values) & ~column.is_new
     conditions = [np.isnan(newest_at), now - newest_at > stale_seconds, is_late]
-    return [str(status) for status in np.select(conditions, [NO_METRICS, STALE, LATE], OK).tolist()]
+    names = (NO_METRICS, STALE, LATE, OK)  # by number, so that all nodes share four strings
+    return [names[number] for number in np.select(conditions, [0, 1, 2], 3).tolist()]
+
+
+def list_served(good: LastGood, withheld: Collection[str]) -> IntArray:
+    """List the rows of the nodes that are not withheld."""
+    return np.array([row for row, node in enumerate(good.nodes) if node not in withheld], dtype=np.int64)
 
 
 def make_window(window: Window, newest_at: FloatArray) -> WireWindow:

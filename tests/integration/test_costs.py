@@ -22,7 +22,7 @@ from tests.builders import make_batch
 from tests.calls import count_calls
 from tests.fakes.watcher import FakeClock, ScriptedProvider
 from trimaran_client.direct import DirectConnection, DirectServer
-from trimaran_client.wire import append_json
+from trimaran_client.wire import encode_json
 
 NODES = 2000
 NAMES = [f"node-{number:04}" for number in range(NODES)]
@@ -128,13 +128,19 @@ async def test_nothing_stays_after_an_answer(watcher: Watcher, path: str, header
 
 
 async def test_a_publication_is_encoded_and_compressed_once(watcher: Watcher) -> None:
-    """Each node once, for the reply for all and for its own, in both encodings; answers encode nothing."""
+    """
+    For the reply for all and for those of its nodes, in both encodings; answers encode nothing.
+
+    Of each node its name and what is no metric; of each of the two metrics, for a thousand nodes at once, what it is and all values; and
+    the head.
+    """
+    encodings = 2 * NODES + 2 * 2 * (NODES // 1000) + 1
     with (
-        mock.patch("load_watcher.snapshot.encoding.append_json", wraps=append_json) as encoded,
+        mock.patch("load_watcher.snapshot.nodes.encode_json", wraps=encode_json) as encoded,
         mock.patch("gzip.compress", wraps=gzip.compress) as compressed,
     ):
         await watcher.tick()
-        assert (encoded.call_count, compressed.call_count) == (2 * NODES, 1)
+        assert (encoded.call_count, compressed.call_count) == (encodings, 1)
         for path, headers in (("/watcher", {}), ("/watcher", GZIP), ("/watcher", HELD), ("/watcher?host=node-0007", {})):
             assert Asker(watcher, path, headers).ask() in {200, 304}
-        assert (encoded.call_count, compressed.call_count) == (2 * NODES, 1)
+        assert (encoded.call_count, compressed.call_count) == (encodings, 1)

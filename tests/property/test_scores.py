@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from load_watcher.last_good import merge
 from load_watcher.quality import assess
 from load_watcher.samples import FIFTEEN_MINUTES
-from load_watcher.snapshot import build_metrics, encode_snapshot
+from load_watcher.snapshot import encode_snapshot
 from tests.builders import NOW, make_batch, make_pod, make_snapshot
 from tests.conformance.reference import target_load_packing_score
 from trimaran_client import (
@@ -299,7 +299,7 @@ def test_decoding_what_was_encoded_gives_the_same_columns(nodes: dict[str, NodeM
 @given(st.dictionaries(st.sampled_from(["a", "b", "c"]), st.floats(0, 100), min_size=1))
 def test_what_the_service_publishes_is_the_value_rounded_to_nine_places(cpu_percent: dict[str, float]) -> None:
     good = merge(None, assess(make_batch(cpu_percent), NOW), now=NOW, expired_seconds=900)
-    published = encode_snapshot(build_metrics(good, now=NOW, stale_seconds=300, window=FIFTEEN_MINUTES), made_at=NOW)
+    published = encode_snapshot(good, now=NOW, stale_seconds=300, window=FIFTEEN_MINUTES)
     snapshot = LoadSnapshot.decode(published.identity.body)
     assert dict(zip(snapshot.nodes, snapshot.column("CPU", ("Latest",)).tolist(), strict=True)) == {
         name: round(value, 9) for name, value in cpu_percent.items()

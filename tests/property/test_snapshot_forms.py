@@ -11,7 +11,7 @@ from load_watcher.history.window import SampleRing
 from load_watcher.last_good import ColumnKey, LastGood, merge
 from load_watcher.quality import assess
 from load_watcher.samples import FIFTEEN_MINUTES, FIVE_MINUTES, TEN_MINUTES, Aggregate, NodeInfo, SampleBatch, Window
-from load_watcher.snapshot import Choice, build_columns, build_metrics, encode_snapshot, find_withheld
+from load_watcher.snapshot import Choice, build_columns, encode_snapshot, find_withheld
 from tests.builders import NOW, make_batch
 from trimaran_client import LoadSnapshot
 from trimaran_client.snapshot import MetricSelector, Pick
@@ -103,8 +103,7 @@ def both_forms(
     averages = () if ring.newest_at is None else ring.aggregate((AVERAGE, STANDARD_DEVIATION), end_at=ring.newest_at, nodes=good.nodes)
     averaged = {key.metric_type for key in good.columns if key.window is not None}
     own = [each for each in averages if each.metric_type not in averaged]
-    metrics = build_metrics(good, now=now, stale_seconds=300, window=FIFTEEN_MINUTES, choice=choice, aggregates=own, withheld=withheld)
-    snapshot = encode_snapshot(metrics, made_at=now, withheld=withheld)
+    snapshot = encode_snapshot(good, now=now, stale_seconds=300, window=FIFTEEN_MINUTES, choice=choice, aggregates=own, withheld=withheld)
     columns = build_columns(good, choice, snapshot_id=snapshot.id, now=now, stale_seconds=300, aggregates=own, withheld=withheld)
     body = encode_json(columns)
     assert json.loads(body)["id"] == snapshot.id

@@ -14,9 +14,8 @@ from load_watcher.providers.nodes import NodeCapacity, NodeObject, NodeStatus, R
 from load_watcher.providers.several import merge_batches
 from load_watcher.quality import assess
 from load_watcher.samples import FIFTEEN_MINUTES, SampleBatch
-from load_watcher.snapshot import build_metrics
+from load_watcher.snapshot import encode_snapshot
 from tests.builders import NOW, make_batch
-from trimaran_client.wire import encode_json
 
 EXPIRED = 900.0
 UNKNOWN = float("nan")
@@ -89,8 +88,8 @@ def test_it_expires_with_the_sample_and_leaves_with_the_node() -> None:
 
 def test_the_wire_has_it_where_it_is_known() -> None:
     good = put(None, batch({"n1": 10.0, "n2": 20.0, "bare": None}, 10.0620000000001, UNKNOWN, 20.0))
-    body = encode_json(build_metrics(good, now=NOW, stale_seconds=300, window=FIFTEEN_MINUTES))
-    nodes = json.loads(body)["data"]["NodeMetricsMap"]
+    snapshot = encode_snapshot(good, now=NOW, stale_seconds=300, window=FIFTEEN_MINUTES)
+    nodes = json.loads(snapshot.identity.body)["data"]["NodeMetricsMap"]
     assert nodes["n1"]["sampleSeconds"] == 10.062
     assert "sampleSeconds" not in nodes["n2"]
     assert "sampleSeconds" not in nodes["bare"]

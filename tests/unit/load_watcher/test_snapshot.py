@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from load_watcher.last_good import LastGood, carry_over, merge
 from load_watcher.quality import assess
 from load_watcher.samples import FIFTEEN_MINUTES, FIVE_MINUTES, TEN_MINUTES, Aggregate, NodeInfo, SampleBatch, Window
-from load_watcher.snapshot import Snapshot, build_metrics, encode_snapshot
+from load_watcher.snapshot import Snapshot, encode_snapshot
 from tests.builders import NOW, make_batch
 from trimaran_client.wire import ResourceQuantities, decode_watcher_metrics
 
@@ -23,7 +23,7 @@ def put(batch: SampleBatch, now: float = NOW, previous: LastGood | None = None) 
 
 
 def encode(good: LastGood, now: float = NOW) -> Snapshot:
-    return encode_snapshot(build_metrics(good, now=now, stale_seconds=STALE, window=FIFTEEN_MINUTES), made_at=now)
+    return encode_snapshot(good, now=now, stale_seconds=STALE, window=FIFTEEN_MINUTES)
 
 
 def reply(good: LastGood, now: float = NOW) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from load_watcher.last_good import merge
 from load_watcher.quality import assess
 from load_watcher.samples import FIFTEEN_MINUTES
-from load_watcher.snapshot import build_metrics, encode_snapshot
+from load_watcher.snapshot import encode_snapshot
 from load_watcher.telemetry import Telemetry, label_request
 from tests.builders import NOW, make_batch
 from tests.fakes.watcher import FakeClock
@@ -17,8 +17,7 @@ def make() -> tuple[Telemetry, FakeClock]:
 
 def publish(telemetry: Telemetry, cpu_percent: dict[str, float | None], sampled_at: float) -> None:
     good = merge(None, assess(make_batch(cpu_percent, sampled_at=sampled_at), NOW), now=NOW, expired_seconds=900)
-    metrics = build_metrics(good, now=NOW, stale_seconds=300, window=FIFTEEN_MINUTES)
-    telemetry.snapshot = encode_snapshot(metrics, made_at=NOW)
+    telemetry.snapshot = encode_snapshot(good, now=NOW, stale_seconds=300, window=FIFTEEN_MINUTES)
 
 
 def scrape(telemetry: Telemetry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
