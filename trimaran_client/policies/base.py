@@ -378,27 +378,16 @@ class ScoringPolicy(Protocol):
         ...
 
 
-def to_score(values: FloatArray) -> IntArray:
+def to_score(values: FloatArray, low: float = -_LARGEST_SCORE, high: float = _LARGEST_SCORE) -> IntArray:
     """
-    Turn rounded scores into integers, held between 0 and 100; what is not a number becomes the lowest score.
+    Turn rounded scores into integers, held between *low* and *high*; what is not a number becomes the lowest score.
 
-    >>> to_score(np.array([85.0, math.nan, 120.0]))
-    array([ 85,   0, 100])
+    Without bounds only what no integer can be is held: an upstream preset takes any target, and its scores have no range.
+
+    >>> to_score(np.array([85.0, math.nan]))
+    array([85,  0])
     """
-    # fmax answers the bound where there is no number.
-    return np.fmin(np.fmax(values, MIN_NODE_SCORE), MAX_NODE_SCORE).astype(np.int64)
-
-
-def to_upstream_score(values: FloatArray) -> IntArray:
-    """
-    Turn rounded scores into integers as they are; what is not a number becomes the lowest score.
-
-    Only what no integer can be is held: an upstream preset takes any target, and its scores have no range.
-
-    >>> to_upstream_score(np.array([-85.0, math.nan]))
-    array([-85,   0])
-    """
-    held = np.minimum(np.maximum(values, -_LARGEST_SCORE), _LARGEST_SCORE)
+    held = np.minimum(np.maximum(values, low), high)
     return np.where(np.isnan(held), MIN_NODE_SCORE, held).astype(np.int64)
 
 

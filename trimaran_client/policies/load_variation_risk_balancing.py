@@ -26,16 +26,7 @@ from trimaran_client.policies.arguments import (
     raise_problems,
     upstream_number,
 )
-from trimaran_client.policies.base import (
-    MAX_NODE_SCORE,
-    MIN_NODE_SCORE,
-    NodeColumns,
-    Reason,
-    Reasoning,
-    Scores,
-    to_score,
-    to_upstream_score,
-)
+from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NodeColumns, Reason, Reasoning, Scores, to_score
 from trimaran_client.policies.fallback import score_fallback
 from trimaran_client.policies.in_flight import InFlight, count_in_flight
 from trimaran_client.policies.measured import Measured, fresh, read_measured
@@ -212,7 +203,7 @@ class LoadVariationRiskBalancing:
         is_known = cpu.is_known | memory.is_known
         if self.args.preset == "upstream":
             reasons = np.where(is_known, Reason.RISK, Reason.NO_METRICS)
-            return Scores(nodes.names, to_upstream_score(np.where(is_known, values, float(MIN_NODE_SCORE))), reasons)
+            return Scores(nodes.names, to_score(np.where(is_known, values, float(MIN_NODE_SCORE))), reasons)
         capacity_unknown = (cpu.is_known & np.isnan(cpu.capacity)) | (memory.is_known & np.isnan(memory.capacity))
         fallback_values, fallback_reasons = self._score_fallback(cpu, memory, nodes)
         values = np.where(is_known, np.where(capacity_unknown, float(MIN_NODE_SCORE), values), fallback_values)

@@ -27,16 +27,7 @@ from trimaran_client.policies.arguments import (
     raise_problems,
     upstream_number,
 )
-from trimaran_client.policies.base import (
-    MAX_NODE_SCORE,
-    MIN_NODE_SCORE,
-    NodeColumns,
-    Reason,
-    Reasoning,
-    Scores,
-    to_score,
-    to_upstream_score,
-)
+from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NodeColumns, Reason, Reasoning, Scores, to_score
 from trimaran_client.policies.beta import beta_cdf, fit_beta
 from trimaran_client.policies.fallback import score_fallback
 from trimaran_client.policies.in_flight import InFlight, count_in_flight
@@ -238,7 +229,7 @@ class LowRiskOverCommitment:
         values = round_half_away((1.0 - np.maximum(cpu.risk, memory.risk)) * MAX_NODE_SCORE)
         if self.args.preset == "upstream":
             reasons = np.where(is_known, Reason.RISK, Reason.NO_METRICS)
-            return Scores(nodes.names, to_upstream_score(np.where(is_known, values, float(MIN_NODE_SCORE))), reasons)
+            return Scores(nodes.names, to_score(np.where(is_known, values, float(MIN_NODE_SCORE))), reasons)
         pods_known = ~np.isnan(nodes.cpu.requested)
         capacity_known = ~np.isnan(cpu.capacity) & ~np.isnan(memory.capacity)
         fallback_values, fallback_reasons = self._score_fallback(cpu, memory, pods_known=pods_known, capacity_known=capacity_known)

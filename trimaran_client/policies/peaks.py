@@ -37,7 +37,6 @@ from trimaran_client.policies.base import (
     Reasoning,
     Scores,
     to_score,
-    to_upstream_score,
 )
 from trimaran_client.policies.in_flight import InFlight, count_in_flight
 from trimaran_client.policies.targets import make_prediction, prediction_problems
@@ -204,7 +203,7 @@ class Peaks:
             values = normalize_upstream(self.raw_scores(terms))
             conditions = [~terms.is_measured, ~terms.has_model]
             reasons = np.select(conditions, [Reason.NO_METRICS, Reason.NO_MODEL], Reason.POWER).astype(np.int64)
-            return Scores(nodes.names, to_upstream_score(values), reasons)
+            return Scores(nodes.names, to_score(values), reasons)
         over, unknown = terms.predicted_percent > 100.0, ~(nodes.cpu.capacity > 0)
         costs = np.where(terms.is_measured & terms.has_model & ~over & ~unknown, terms.cost_watts, math.nan)
         values = normalize(costs)

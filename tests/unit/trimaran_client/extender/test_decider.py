@@ -83,7 +83,7 @@ class TestAssumptions:
                 name, node = untold.popleft()
                 self.pods.assign(Pod.from_manifest(make_manifest(name, cpu="100m")), node, at=NOW)
         assert max(counts.values()) <= 10
-        assert len(counts) <= 36  # 30 would do if all were told at once
+        assert len(counts) <= 32 + late // 4  # ten pods on each of 30 would do
 
     def test_a_pod_that_is_asked_again_does_not_count_beside_itself(self) -> None:
         for _ in range(3):
