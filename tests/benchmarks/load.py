@@ -6,9 +6,11 @@ import asyncio
 import math
 import re
 import shutil
+import signal
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 CONNECTIONS: Final = 8
@@ -22,9 +24,19 @@ class LoadError(Exception):
     """The requests could not be sent, or were not answered as they should; the message says what to do."""
 
 
-async def measure_rate(url: str, headers: Mapping[str, str], *, seconds: int) -> float:
+@dataclass(frozen=True)
+class Load:
+    """What wrk got through: how many requests, and how many a second."""
+
+    requests: int
+    rate: float
+
+
+async def measure_load(url: str, headers: Mapping[str, str], *, seconds: float) -> Load:
     """
-    Answer how many requests a second wrk gets through, over 8 connections that stay open.
+    Send requests by wrk for that long, over 8 connections that stay open.
+
+    wrk itself takes whole seconds only; on SIGINT it ends early and divides by the time that really passed.
 
     Raises:
         LoadError: If wrk is missing, or an answer is not a success.
@@ -33,13 +45,16 @@ async def measure_rate(url: str, headers: Mapping[str, str], *, seconds: int) ->
     if program is None:
         raise LoadError("wrk is missing; apt-get install --no-install-recommends wrk")
     options = [part for name, value in headers.items() for part in ("-H", f"{name}: {value}")]
-    command = [program, "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", *options, url]
+    command = [program, "-t1", f"-c{CONNECTIONS}", f"-d{math.ceil(seconds) + 1}s", *options, url]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+    await asyncio.sleep(seconds)
+    if process.returncode is None:
+        process.send_signal(signal.SIGINT)
     output = (await process.communicate())[0].decode()
-    rate = re.search(r"Requests/sec:\s+([0-9.]+)", output)
-    if rate is None or process.returncode != 0 or "Non-2xx or 3xx" in output or "Socket errors" in output:
+    count, rate = re.search(r"(\d+) requests in", output), re.search(r"Requests/sec:\s+([0-9.]+)", output)
+    if count is None or rate is None or process.returncode != 0 or "Non-2xx or 3xx" in output or "Socket errors" in output:
         raise LoadError(f"{' '.join(command)} says:\n{output}")
-    return float(rate[1])
+    return Load(int(count[1]), float(rate[1]))
 
 
 def fetch_raw(port: int, path: str, headers: Mapping[str, str]) -> bytes:

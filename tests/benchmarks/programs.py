@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+import math
 import re
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -14,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tests.benchmarks.load import LoadError, fetch_raw
+from tests.benchmarks.load import LoadError, fetch_raw, wait_first_answer
 from tests.benchmarks.sources import CountingProxy
+from tests.benchmarks.watched_service import TURN_REFRESHES
 from tests.e2e.binaries import PARTS, _build_part, _cache_root
 from tests.e2e.processes import ManagedProcess, choose_free_ports, is_port_free, running_process
 from tests.e2e.waiting import NotYet, wait_for
@@ -26,6 +28,11 @@ GO_PORT: Final = 2020  # fixed in its watcher.go, on all addresses
 GO_GRACE_SECONDS: Final = 1.0  # it does not end on SIGTERM
 START_SECONDS: Final = 60.0
 ROOT: Final = Path(__file__).parents[2]
+# What clock_getcpuclockid(3) makes of a process id; Python has it for threads only.
+_PROCESS_CLOCK: Final = 2
+_IDLE_STEP_SECONDS: Final = 0.1
+_IDLE_SHARE: Final = 0.05
+_IDLE_LIMIT_SECONDS: Final = 3.0
 _WITHOUT_UVLOOP: Final = "import sys; sys.modules['uvloop'] = None; from load_watcher.cli import main; sys.exit(main([]))"
 
 
@@ -46,9 +53,8 @@ class Program:
         return self.process._process.pid
 
     def cpu_seconds(self) -> float:
-        """Answer the CPU that it has used, user and system, in steps of 10 ms."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Answer the CPU that all its threads have used, user and system, to the microsecond (``/proc/PID/stat`` counts in 10 ms)."""
+        return time.clock_gettime(~self.pid << 3 | _PROCESS_CLOCK)
 
     def rss_bytes(self) -> int:
         """Answer its resident memory."""
@@ -172,12 +178,62 @@ async def _wait_answer(port: int, process: ManagedProcess) -> None:
     await wait_for(f"answer of {process.name} (log: {process.log_path})", probe, timeout_seconds=START_SECONDS)
 
 
-async def wait_quiet(proxy: CountingProxy, *, more_than: int, quiet_seconds: float, timeout_seconds: float) -> int:
-    """Wait until the source was asked more often than *more_than*, and then not for a while; answer how often."""
+async def measure_start(folder: Path, *, provider: str, address: str, variables: Mapping[str, str] | None = None) -> float:
+    """Answer the seconds from the start of our service to its first answer."""
+    (port,) = choose_free_ports(1)
+    settings = make_settings(folder, port, provider=provider, address=address) | dict(variables or {})
+    started_at = time.monotonic()
+    async with running_process(f"start-{port}", [sys.executable, "-m", "load_watcher"], folder=folder, settings=settings):
+        return await asyncio.to_thread(wait_first_answer, port, "/watcher", started_at=started_at, timeout_seconds=START_SECONDS)
 
-    async def probe() -> int:
-        if proxy.requests <= more_than or time.monotonic() - proxy.changed_at < quiet_seconds:
+
+async def settle(program: Program) -> None:
+    """
+    Wait until a program computes no more: the Go load-watcher goes on collecting garbage after its last request.
+
+    Not for ever: one that still computes after some seconds makes one pair of readings worse, and the median leaves that out.
+    """
+    deadline = time.monotonic() + _IDLE_LIMIT_SECONDS
+    used = math.inf
+    while used > _IDLE_SHARE * _IDLE_STEP_SECONDS and time.monotonic() < deadline:
+        before = program.cpu_seconds()
+        await asyncio.sleep(_IDLE_STEP_SECONDS)
+        used = program.cpu_seconds() - before
+
+
+async def wait_quiet(proxy: CountingProxy, *, quiet_seconds: float, timeout_seconds: float) -> None:
+    """Wait until the source was not asked for a while."""
+
+    async def probe() -> None:
+        if proxy.waiting or time.monotonic() - proxy.changed_at < quiet_seconds:
             raise NotYet(f"{proxy.requests} requests")
-        return proxy.requests
 
-    return await wait_for("pause between refreshes", probe, timeout_seconds=timeout_seconds)
+    await wait_for("pause between refreshes", probe, timeout_seconds=timeout_seconds)
+
+
+async def wait_due(proxy: CountingProxy, *, timeout_seconds: float) -> None:
+    """Wait until a request waits in the proxy."""
+
+    async def probe() -> None:
+        if not proxy.waiting:
+            raise NotYet("no request")
+
+    await wait_for("refresh", probe, timeout_seconds=timeout_seconds)
+
+
+async def measure_turn(program: Program, report: Path) -> float:
+    """
+    Let a watched service that pauses make a turn of refreshes, and answer the CPU seconds of one, with what it does right after.
+
+    Raises:
+        LoadError: If one failed: that is cheap.
+    """
+    count = len(report.read_text().splitlines())
+    await settle(program)
+    cpu_seconds = program.cpu_seconds()
+    program.process.send_signal(signal.SIGUSR1)
+    await read_refreshes(program, report, count + TURN_REFRESHES, timeout_seconds=120)
+    await settle(program)
+    if "refresh failed" in program.process.log:
+        raise LoadError(f"a refresh failed that was measured:\n{program.process.log}")
+    return (program.cpu_seconds() - cpu_seconds) / TURN_REFRESHES

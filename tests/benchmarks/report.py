@@ -10,10 +10,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
+
+from tests.benchmarks.pairs import Spread, write_digits
 
 _LIBRARIES: Final = ("aiohttp", "uvloop", "msgspec", "numpy", "kubernetes-asyncio", "prometheus-api-client")
 
@@ -29,6 +31,8 @@ class Row:
         result: What was, in words.
         value: The number that decides.
         reached: Whether it is; ``None`` for context, which has no goal.
+        is_ratio: Whether the number compares two readings of this run, so that another run should find the same.
+        quartiles: Between which half of the readings behind it lie; ``None`` where there is one reading, or readings of something else.
     """
 
     what: str
@@ -36,33 +40,40 @@ class Row:
     result: str
     value: float
     reached: bool | None = None
+    is_ratio: bool = False
+    quartiles: tuple[float, float] | None = None
 
 
-def at_least(what: str, value: float, goal: float, *, unit: str, context: str = "") -> Row:
+def at_least(what: str, value: Spread | float, goal: float, *, unit: str, context: str = "", is_ratio: bool = False) -> Row:
     """Make a row whose value should be large."""
-    return Row(what, f"at least {goal:g}{unit}", _write(value, unit, context), value, value >= goal)
+    row = for_context(what, value, unit=unit, context=context, is_ratio=is_ratio)
+    return replace(row, goal=f"at least {goal:g}{unit}", reached=row.value >= goal)
 
 
-def at_most(what: str, value: float, goal: float, *, unit: str, context: str = "") -> Row:
+def at_most(what: str, value: Spread | float, goal: float, *, unit: str, context: str = "", is_ratio: bool = False) -> Row:
     """Make a row whose value should be small."""
-    return Row(what, f"at most {goal:g}{unit}", _write(value, unit, context), value, value <= goal)
+    row = for_context(what, value, unit=unit, context=context, is_ratio=is_ratio)
+    return replace(row, goal=f"at most {goal:g}{unit}", reached=row.value <= goal)
 
 
-def for_context(what: str, value: float, *, unit: str, context: str = "") -> Row:
+def for_context(what: str, value: Spread | float, *, unit: str, context: str = "", is_ratio: bool = False) -> Row:
     """Make a row without a goal."""
-    return Row(what, "", _write(value, unit, context), value)
-
-
-def _write(value: float, unit: str, context: str) -> str:
-    digits = f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-    return f"{digits}{unit}" + (f" ({context})" if context else "")
+    spread = value if isinstance(value, Spread) else None
+    number = value.value if isinstance(value, Spread) else value
+    words = "; ".join(part for part in (f"quartiles {spread}" if spread else "", context) if part)
+    result = f"{write_digits(number)}{unit}" + (f" ({words})" if words else "")
+    return Row(what, "", result, number, is_ratio=is_ratio, quartiles=None if spread is None else (spread.low, spread.high))
 
 
 def format_table(rows: Sequence[Row]) -> str:
     """Write the rows as a Markdown table."""
     words = {True: "yes", False: "**no**", None: ""}
-    cells = [("what", "goal", "result", "reached"), *((row.what, row.goal, row.result, words[row.reached]) for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(4)]
+    return write_table([("what", "goal", "result", "reached"), *((row.what, row.goal, row.result, words[row.reached]) for row in rows)])
+
+
+def write_table(cells: Sequence[Sequence[str]]) -> str:
+    """Write a Markdown table, whose first row is its head."""
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)

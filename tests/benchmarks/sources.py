@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -78,8 +79,9 @@ class CountingProxy:
         remembers: Whether the same question at another time gets the first answer again, so that the source costs nothing.
 
     Attributes:
-        requests: How many there were.
-        changed_at: When the last one came, monotonic seconds.
+        requests: How many there were, without those that wait.
+        waiting: How many wait for the end of :meth:`holding`.
+        changed_at: When the last one was let through, monotonic seconds.
     """
 
     def __init__(self, target: str, session: ClientSession, *, remembers: bool) -> None:
@@ -87,14 +89,45 @@ class CountingProxy:
         self._session = session
         self._remembers = remembers
         self._held: dict[tuple[str, bytes], tuple[int, bytes, dict[str, str]]] = {}
+        self._open = asyncio.Event()
+        self._open.set()
         self.requests = 0
+        self.waiting = 0
         self.changed_at = 0.0
+
+    @property
+    def questions(self) -> int:
+        """Answer how many different questions are remembered."""
+        return len(self._held)
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Let requests wait for the time of the context, so that no refresh goes on meanwhile."""
+        self._open.clear()
+        try:
+            yield
+        finally:
+            self._open.set()
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Let them through again for the time of the context, within :meth:`holding`."""
+        self._open.set()
+        try:
+            yield
+        finally:
+            self._open.clear()
 
     async def answer(self, request: web.Request) -> web.Response:
         """Answer one request with what the source answers."""
+        body = await request.read()
+        self.waiting += 1
+        try:
+            await self._open.wait()
+        finally:
+            self.waiting -= 1
         self.requests += 1
         self.changed_at = time.monotonic()
-        body = await request.read()
         key = (f"{request.method} {request.path_qs}", _TIME.sub(b"", body))
         held = self._held.get(key)
         if held is None:

@@ -2,8 +2,8 @@
 The service as it is, with a clock of ours: ``python -m tests.benchmarks.watched_service REPORT REFRESHES PAUSE_SECONDS [watch]``.
 
 Thirty seconds between two refreshes pass in no time, so that hundreds of refreshes fill history as they would in hours. After each refresh
-a line of JSON says what it cost; after the last one the service goes on answering. With ``watch`` it also says how long the event loop
-could do nothing else; the watching itself costs CPU.
+a line of JSON says what it cost; after the last one the service goes on answering, and each SIGUSR1 lets it make a turn of a few more. With
+``watch`` it also says how long the event loop could do nothing else; the watching itself costs CPU.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -29,6 +30,7 @@ from load_watcher.providers.registry import create_provider
 from load_watcher.samples import SampleBatch, Window
 from load_watcher.settings import Settings
 
+TURN_REFRESHES: Final = 3
 _WATCH_SECONDS: Final = 0.001
 _AGE_SECONDS: Final = 5.0
 
@@ -39,7 +41,7 @@ class FastClock(SystemClock):
 
     Args:
         report: Where the lines go.
-        refreshes: After how many the pause has no end.
+        refreshes: After how many the pause ends only with a SIGUSR1, for a turn of more.
         pause_seconds: How long a pause really takes.
         is_watching: Whether the event loop is watched.
     """
@@ -48,6 +50,7 @@ class FastClock(SystemClock):
         self.offset_seconds = 0.0
         self._report = report
         self._left = refreshes
+        self._turn: asyncio.Event | None = None
         self._pause_seconds = pause_seconds
         self._stall = LoopWatch() if is_watching else None
         self._watching: asyncio.Task[None] | None = None
@@ -64,10 +67,15 @@ class FastClock(SystemClock):
 
     async def sleep(self, seconds: float) -> None:
         """Report the refresh, and leave out the pause."""
+        if self._turn is None:  # before the first line, after which the signal may come
+            self._turn = asyncio.Event()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._turn.set)
         self._write_line()
         self._left -= 1
         if self._left <= 0:
-            await asyncio.Event().wait()
+            await self._turn.wait()
+            self._turn.clear()
+            self._left = TURN_REFRESHES
         if self._stall is not None and self._watching is None:
             self._watching = asyncio.create_task(self._stall.run())
         await asyncio.sleep(self._pause_seconds)
