@@ -42,7 +42,7 @@ format: $(STAMP) ## rewrite the sources in the project's style
 e2e: $(STAMP) ## only the tests against the real control plane
 	$(BIN)/python -m pytest tests/e2e
 
-bench: $(STAMP) ## measure everything, half an hour (wants wrk, Prometheus): tables and JSON in .cache/bench; docs/performance.md has the last
+bench: $(STAMP) ## measure everything, some 35 minutes (wants wrk, Prometheus): tables and JSON in .cache/bench; docs/performance.md has the last
 	@mkdir -p $(BENCH)
 	$(BIN)/python -m tests.benchmarks.bench_service --output $(BENCH)/service.json
 	$(BIN)/python -m tests.benchmarks.bench_scoring --output $(BENCH)/scoring.json

@@ -1,9 +1,11 @@
 """
-The service against the Go load-watcher, in one run: ``python -m tests.benchmarks.bench_service [--long] [--nodes 5000] [--output FILE]``.
+The service against the Go load-watcher, in one run: ``python -m tests.benchmarks.bench_service [--long] [--parts …] [--output FILE]``.
 
-Both read one real Prometheus that scrapes a page of ours. Figures are ratios within the run, medians of interleaved repeats; absolute
-numbers stand beside them as context. Requests are sent by wrk over 8 connections that stay open. What is told as a share is a share of a
-bare loop, of the same kind, that sends the same bytes and does nothing else. The short form takes about 5 minutes.
+Both read one real Prometheus that scrapes a page of ours. Figures are ratios within the run: medians of the ratios of pairs, whose two
+readings were taken one right after the other, since the speed of a shared machine changes within seconds. Absolute numbers stand beside
+them as context. Requests are sent by wrk over 8 connections that stay open. What is told as a share is a share of a bare loop, of the same
+kind, that sends the same bytes and does nothing else. The short form takes about 10 minutes;
+``tests.benchmarks.compare`` compares two runs.
 """
 
 from __future__ import annotations
@@ -401,8 +403,9 @@ async def run(bench: Bench, sizes: tuple[int, ...], parts: Collection[str]) -> l
     """Measure the parts that were asked for: requests with every number of nodes, the others with the last."""
     rows: list[Row] = []
     for count in sizes:
-        of_size = Bench(bench.folder, name_nodes(count), bench.length, bench.readings)
         is_last = count == sizes[-1]
+        length = bench.length if is_last else replace(bench.length, rounds=bench.length.rounds // 2, cycles=2)
+        of_size = Bench(bench.folder, name_nodes(count), length, bench.readings)
         if REQUESTS in parts:
             found = await measure_against_peer(of_size)
             rows += found if is_last else [replace(row, what=f"{row.what}, {count} nodes", goal="", reached=None) for row in found]
