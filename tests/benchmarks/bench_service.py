@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -99,8 +100,8 @@ class Length:
     history_hours: float
 
 
-SHORT: Final = Length(rounds=23, cycles=5, refreshes=100, calm_refreshes=20, slice_seconds=3.0, starts=5, turns=9, history_hours=1.0)
-LONG: Final = Length(rounds=23, cycles=5, refreshes=1000, calm_refreshes=20, slice_seconds=10.0, starts=7, turns=11, history_hours=24.0)
+SHORT: Final = Length(rounds=21, cycles=4, refreshes=100, calm_refreshes=20, slice_seconds=3.0, starts=5, turns=9, history_hours=1.0)
+LONG: Final = Length(rounds=21, cycles=4, refreshes=1000, calm_refreshes=20, slice_seconds=10.0, starts=7, turns=11, history_hours=24.0)
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,9 @@ class Cycles:
     ours: list[float] = field(default_factory=list)
     peer: list[float] = field(default_factory=list)
 
-    async def take(self, peer: Peer, watched: Program, report: Path) -> None:
-        """Let the peer, whose requests wait, have its answers, then let ours refresh."""
+    async def take(self, peer: Peer, watched: Program, report: Path, prometheus: Prometheus) -> None:
+        """Let the peer, whose requests wait, have its answers, then let ours refresh; Prometheus, which was stopped, runs meanwhile."""
+        prometheus.process.send_signal(signal.SIGCONT)
         cpu_seconds, requests = peer.program.cpu_seconds(), peer.proxy.requests
         with peer.proxy.passing():
             await wait_quiet(peer.proxy, quiet_seconds=QUIET_SECONDS, timeout_seconds=CYCLE_TIMEOUT_SECONDS)
@@ -175,6 +177,7 @@ class Cycles:
         share = (peer.proxy.requests - requests) / GO_CYCLE_REQUESTS
         self.peer.append((peer.program.cpu_seconds() - cpu_seconds) / share)
         self.ours.append(await measure_turn(watched, report))
+        prometheus.process.send_signal(signal.SIGSTOP)
 
 
 async def measure_requests(
@@ -196,6 +199,8 @@ async def measure_requests(
     async with AsyncExitStack() as stack:
         bare = {loop: await stack.enter_async_context(running_bare(bench.folder, replies, loop=loop)) for loop in services}
         stack.enter_context(peer.proxy.holding())
+        stack.enter_context(prometheus.process.hanging())  # its scraping, and the page for it, would take turns of their own
+        is_cold = True
         for number in range(bench.length.rounds):
             say(f"requests, {len(bench.nodes)} nodes, round {number + 1} of {bench.length.rounds}")
             for question in questions:
@@ -203,20 +208,23 @@ async def measure_requests(
                 # The other way round in every second round, so that nobody always comes after the one that leaves most behind.
                 for name, program in list(contenders.items())[:: 1 if number % 2 else -1]:
                     if peer.proxy.waiting:
-                        await cycles.take(peer, *watched)
+                        await cycles.take(peer, *watched, prometheus)
+                        is_cold = True
                     asked = next(each for each in questions if each.name == question.than) if name == PEER else question
                     headers = dict(asked.headers)
                     if TAG in headers and name in services:  # each has its own
                         headers[TAG] = parse_header(await asyncio.to_thread(fetch_raw, program.port, "/watcher", {}), "ETag")
-                    with prometheus.process.hanging():  # its scraping would take turns of its own
-                        seconds = LARGE_SECONDS if name == PEER else SECONDS
-                        await readings[question.name].setdefault(name, Readings()).take(program, asked.path, headers, seconds=seconds)
-                        if name == PEER:
-                            await settle(program)
+                    if is_cold:  # after a pause the first quarter of a second is slower, by a tenth and more
+                        await measure_load(f"http://127.0.0.1:{program.port}{asked.path}", headers, seconds=SECONDS)
+                    seconds = LARGE_SECONDS if name == PEER else SECONDS
+                    await readings[question.name].setdefault(name, Readings()).take(program, asked.path, headers, seconds=seconds)
+                    is_cold = name == PEER
+                    if is_cold:
+                        await settle(program)
         say("refreshes, until there are enough of the peer")
         while len(cycles.peer) < bench.length.cycles:
             await wait_due(peer.proxy, timeout_seconds=CYCLE_TIMEOUT_SECONDS)
-            await cycles.take(peer, *watched)
+            await cycles.take(peer, *watched, prometheus)
     bench.readings[f"requests, {len(bench.nodes)} nodes"] = {
         question: {name: asdict(each) for name, each in found.items()} for question, found in readings.items()
     }
