@@ -1,11 +1,10 @@
 """
 The service against the Go load-watcher, in one run: ``python -m tests.benchmarks.bench_service [--long] [--parts …] [--output FILE]``.
 
-Both read one real Prometheus that scrapes a page of ours. Figures are ratios within the run: medians of the ratios of pairs, whose two
-readings were taken one right after the other, since the speed of a shared machine changes within seconds. Absolute numbers stand beside
-them as context. Requests are sent by wrk over 8 connections that stay open. What is told as a share is a share of a bare loop, of the same
-kind, that sends the same bytes and does nothing else. The short form takes about 10 minutes;
-``tests.benchmarks.compare`` compares two runs.
+Both read one real Prometheus that scrapes a page of ours. Figures are ratios within the run, of two readings that were taken one right
+after the other, since the speed of a shared machine changes within seconds (``pairs.py``); absolute numbers stand beside them as context.
+Requests are sent by wrk over 8 connections that stay open. What is told as a share is a share of a bare loop, of the same kind, that sends
+the same bytes and does nothing else. The short form takes about 10 minutes; ``tests.benchmarks.compare`` compares two runs.
 """
 
 from __future__ import annotations
@@ -54,10 +53,12 @@ SCRAPE_SECONDS: Final = 5
 # Two statistics of 17 metrics over three windows, one request each.
 GO_CYCLE_REQUESTS: Final = 102
 OUR_REQUESTS: Final = 3
-# How long requests are sent for one reading: many short ones say more than few long ones, since what disturbs them lasts for seconds.
+# How long requests are sent for one reading. Many short ones say more than few long ones, since what disturbs them lasts for seconds; but
+# with large answers the buffers of a connection go on growing, so that the rate of another length is another figure.
 SECONDS: Final = 0.25
-# Where answers are few and large: those that are under way at the end, up to 8, are not counted.
 LARGE_SECONDS: Final = 1.0
+GROWTH_SECONDS: Final = 2.0
+LARGE: Final = ("identity", "gzip")
 # Longer than it takes to the next question of the same refresh.
 QUIET_SECONDS: Final = 0.5
 CYCLE_TIMEOUT_SECONDS: Final = 90.0  # the peer refreshes once a minute
@@ -100,8 +101,9 @@ class Length:
     history_hours: float
 
 
-SHORT: Final = Length(rounds=21, cycles=4, refreshes=100, calm_refreshes=20, slice_seconds=3.0, starts=5, turns=9, history_hours=1.0)
-LONG: Final = Length(rounds=21, cycles=4, refreshes=1000, calm_refreshes=20, slice_seconds=10.0, starts=7, turns=11, history_hours=24.0)
+# As many rounds in one direction as in the other.
+SHORT: Final = Length(rounds=16, cycles=4, refreshes=100, calm_refreshes=20, slice_seconds=3.0, starts=5, turns=8, history_hours=1.0)
+LONG: Final = Length(rounds=16, cycles=4, refreshes=1000, calm_refreshes=20, slice_seconds=10.0, starts=7, turns=8, history_hours=24.0)
 
 
 @dataclass(frozen=True)
@@ -214,9 +216,9 @@ async def measure_requests(
                     headers = dict(asked.headers)
                     if TAG in headers and name in services:  # each has its own
                         headers[TAG] = parse_header(await asyncio.to_thread(fetch_raw, program.port, "/watcher", {}), "ETag")
-                    if is_cold:  # after a pause the first quarter of a second is slower, by a tenth and more
+                    if is_cold:  # after a pause the first reading is slower, by a tenth and more
                         await measure_load(f"http://127.0.0.1:{program.port}{asked.path}", headers, seconds=SECONDS)
-                    seconds = LARGE_SECONDS if name == PEER else SECONDS
+                    seconds = LARGE_SECONDS if name == PEER or question.name in LARGE else SECONDS
                     await readings[question.name].setdefault(name, Readings()).take(program, asked.path, headers, seconds=seconds)
                     is_cold = name == PEER
                     if is_cold:
@@ -374,8 +376,7 @@ async def measure_growth(bench: Bench) -> list[Row]:
         for number in range(bench.length.turns):
             for index in _both(number):
                 readings[CPU][index].append(await measure_turn(*watched[index]))
-        for index in (0, 1):
-            readings[MEMORY][index].append(watched[index][0].rss_bytes())
+                readings[MEMORY][index].append(watched[index][0].rss_bytes())
         asked = []
         for (program, _), count in zip(watched, sizes, strict=True):
             tag = parse_header(await asyncio.to_thread(fetch_raw, program.port, "/watcher", {}), "ETag")
@@ -384,7 +385,7 @@ async def measure_growth(bench: Bench) -> list[Row]:
             for position, question in enumerate(asked[0]):
                 for index in _both(number):
                     program, each = watched[index][0], asked[index][position]
-                    seconds = LARGE_SECONDS if index == 1 and question.name == "identity" else SECONDS
+                    seconds = GROWTH_SECONDS if question.name in LARGE else SECONDS
                     load = await measure_load(f"http://127.0.0.1:{program.port}{each.path}", each.headers, seconds=seconds)
                     readings.setdefault(f"GET {question.name}", ([], []))[index].append(1 / load.rate)
     bench.readings["growth"] = readings
@@ -395,7 +396,7 @@ async def measure_growth(bench: Bench) -> list[Row]:
             pair(large, small),
             GROWTH_LIMIT,
             unit=" times",
-            context=_bytes(small[0]) + " at first" if name == MEMORY else f"{1000 * median(small):.3g} ms at first",
+            context=_bytes(median(small)) + " at first" if name == MEMORY else f"{1000 * median(small):.3g} ms at first",
             is_ratio=True,
         )
         for name, (small, large) in readings.items()
