@@ -387,8 +387,8 @@ def to_score(values: FloatArray, low: float = -_LARGEST_SCORE, high: float = _LA
     >>> to_score(np.array([85.0, math.nan]))
     array([85,  0])
     """
-    held = np.minimum(np.maximum(values, low), high)
-    return np.where(np.isnan(held), MIN_NODE_SCORE, held).astype(np.int64)
+    held = np.fmin(np.fmax(values, low), high)  # where there is no number, fmax answers the bound
+    return (held if low == MIN_NODE_SCORE else np.where(np.isnan(values), MIN_NODE_SCORE, held)).astype(np.int64)
 
 
 def full_column(count: int, value: float = math.nan) -> FloatArray:

@@ -210,7 +210,8 @@ class TargetLoadPacking:
         ]
         values, reasons = self._combine([cpu, *others]) if others else cpu
         values = round_half_away(values)
-        return Scores(nodes.names, to_score(values) if self.args.preset == "upstream" else _to_node_score(values), reasons)
+        is_upstream = self.args.preset == "upstream"
+        return Scores(nodes.names, to_score(values) if is_upstream else to_score(values, MIN_NODE_SCORE, MAX_NODE_SCORE), reasons)
 
     def explain(self, pod: Pod, nodes: NodeColumns) -> Reasoning:
         """Lay open the arithmetic of every resource."""
@@ -227,11 +228,6 @@ class TargetLoadPacking:
         heaviest = max(each.weight for each in self.targets)  # so that the sum of large weights stays finite
         weights = np.where(np.isnan(values), 0.0, np.array([[each.weight / heaviest] for each in self.targets]))
         return (weights * np.nan_to_num(values)).sum(axis=0) / weights.sum(axis=0), reasons[0]
-
-
-def _to_node_score(values: FloatArray) -> IntArray:
-    """Do as ``to_score(values, 0, 100)`` does, in half the steps: fmax answers the bound where there is no number."""
-    return np.fmin(np.fmax(values, MIN_NODE_SCORE), MAX_NODE_SCORE).astype(np.int64)
 
 
 def _cpu_target(args: TargetLoadPackingArgs) -> Target:
