@@ -15,7 +15,7 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.metrics import Metrics
 from tests.e2e.probes import wait_until_ok
 from tests.e2e.processes import ManagedProcess, choose_free_ports, running_process
-from tests.e2e.waiting import NotYet, wait_for
+from tests.e2e.waiting import POLL_SECONDS, NotYet, wait_for
 
 CALLS_PER_SECOND = 5000  # its default of 50 would be what a burst measures
 COUNTED_SECONDS = 15.0
@@ -62,7 +62,9 @@ class Scheduler:
         """Return its metrics as they are now."""
         return SchedulerMetrics.parse(await self.api.fetch_text("/metrics"))
 
-    async def wait_for_scheduled(self, count: int) -> SchedulerMetrics:
+    async def wait_for_scheduled(
+        self, count: int, *, timeout_seconds: float = COUNTED_SECONDS, poll_seconds: float = POLL_SECONDS
+    ) -> SchedulerMetrics:
         """Wait until *count* pods are counted as placed, which is a moment after each is bound, and return the metrics of then."""
 
         async def probe() -> SchedulerMetrics:
@@ -72,7 +74,8 @@ class Scheduler:
                 raise NotYet(f"{metrics.scheduled_count} pods")
             return metrics
 
-        return await wait_for(f"count of {count} placed pods from {self.process.name}", probe, timeout_seconds=COUNTED_SECONDS)
+        what = f"count of {count} placed pods from {self.process.name}"
+        return await wait_for(what, probe, timeout_seconds=timeout_seconds, poll_seconds=poll_seconds)
 
 
 @asynccontextmanager
