@@ -13,14 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 from tests.e2e.api import JsonObject
 from tests.e2e.cluster import Cluster
 from tests.e2e.extender import make_scheduler_config, read_scheduler_settings, running_extender
-from tests.e2e.processes import choose_free_ports, running_process
+from tests.e2e.processes import ManagedProcess, choose_free_ports, running_process
 from tests.e2e.service import running_load_watcher
 from tests.e2e.waiting import NotYet, wait_for
+from trimaran_client.units import Quantity
 
 LOAD_PERCENT: Final = 20.0
+_DEPLOYMENT: Final = Path(__file__).parents[2] / "k8s" / "overlays" / "scheduler" / "deployment.yaml"
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,26 @@ class SchedulerSetup:
     Attributes:
         config: A KubeSchedulerConfiguration.
         settings: Variables of its environment.
+        requests_millicores: The containers of its pod and what CPU they request; without others what kubeadm writes for kube-scheduler.
+        processes: Those of the containers that run beside it.
     """
 
     config: JsonObject = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
+    requests_millicores: Mapping[str, int] = field(default_factory=lambda: {"kube-scheduler": 100})
+    processes: Mapping[str, ManagedProcess] = field(default_factory=dict)
+
+
+def make_shipped_setup(config: JsonObject, processes: Mapping[str, ManagedProcess] | None = None) -> SchedulerSetup:
+    """Set a scheduler up in the pod and the environment that we ship."""
+    return SchedulerSetup(config, read_scheduler_settings(), read_cpu_requests(), processes or {})
+
+
+def read_cpu_requests() -> dict[str, int]:
+    """Read what the containers of the pod that we ship request: name → millicores."""
+    (deployment,) = (each for each in yaml.safe_load_all(_DEPLOYMENT.read_text()) if each["kind"] == "Deployment")
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    return {each["name"]: Quantity.parse(each["resources"]["requests"]["cpu"]).milli for each in containers}
 
 
 _REFRESH_SECONDS: Final = 30
@@ -58,7 +78,8 @@ async def running_trimaran(
         running_extender(cluster, watcher.url, settings) as extender,
     ):
         await extender.wait_until_ready()
-        yield SchedulerSetup(make_scheduler_config(extender.url), read_scheduler_settings())
+        processes = {"load-watcher": watcher.process, "extender": extender.process}
+        yield make_shipped_setup(make_scheduler_config(extender.url), processes)
         extender.process.check_running()
 
 
@@ -68,9 +89,9 @@ async def running_constant(cluster: Cluster, nodes: Sequence[str]) -> AsyncItera
     (port,) = choose_free_ports(1)
     command = [sys.executable, "-m", "tests.benchmarks.constant_extender", str(port)]
     settings = {"PYTHONPATH": str(Path(__file__).parents[2])}
-    async with running_process(f"constant-{port}", command, folder=cluster.folder, settings=settings):
+    async with running_process(f"constant-{port}", command, folder=cluster.folder, settings=settings) as process:
         await wait_for("the extender that only answers", partial(_connect, port), timeout_seconds=30)
-        yield SchedulerSetup(make_scheduler_config(f"http://127.0.0.1:{port}"), read_scheduler_settings())
+        yield make_shipped_setup(make_scheduler_config(f"http://127.0.0.1:{port}"), {"extender": process})
 
 
 async def _connect(port: int) -> None:

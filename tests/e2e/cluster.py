@@ -58,6 +58,7 @@ class Cluster:
         admin: The administrator's certificate; every server of the control plane lets it read everything.
         admin_kubeconfig: The same for programs.
         api_server: The API server's process; ``with cluster.api_server.hanging():`` makes it fall silent.
+        etcd: That of etcd.
         metrics_server: That of metrics-server; ``None`` where there is none.
         etcd_url: The address of etcd.
         folder: Logs, certificates and data; it goes away with the test run.
@@ -69,6 +70,7 @@ class Cluster:
     admin: KeyPair
     admin_kubeconfig: Path
     api_server: ManagedProcess
+    etcd: ManagedProcess
     etcd_url: str
     folder: Path
     metrics_server: ManagedProcess | None = None

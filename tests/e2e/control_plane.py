@@ -88,6 +88,7 @@ class _Start:
             admin=self._admin,
             admin_kubeconfig=self._kubeconfig,
             api_server=api_server,
+            etcd=etcd,
             etcd_url=etcd_url,
             folder=self._folder,
         )

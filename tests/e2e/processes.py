@@ -63,6 +63,11 @@ class ManagedProcess:
             )
 
     @property
+    def pid(self) -> int:
+        """The process that the newest start made."""
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         """All that the process has written so far."""
         return self.log_path.read_text(errors="replace")
