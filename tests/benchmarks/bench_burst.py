@@ -3,7 +3,8 @@ What a burst of pods costs the scheduler: ``python -m tests.benchmarks.bench_bur
 
 A real control plane and a real kube-scheduler, no kubelets. For every burst the pods are made first and the scheduler starts after, so that
 making them is not what is measured; the mean cycle is the scheduler's own metric. The contenders take turns within one run, as a machine's
-speed changes from run to run.
+speed changes from run to run. Processes get the CPU weights that their containers would have on a node, and while a burst runs nothing is
+watched: the scheduler is asked once a second how many pods it has placed.
 """
 
 from __future__ import annotations
@@ -14,28 +15,33 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.benchmarks.burst_extender import SchedulerSetup, running_constant, running_trimaran
+from tests.benchmarks.burst_extender import SchedulerSetup, make_shipped_setup, running_constant, running_trimaran
+from tests.benchmarks.cpu_weights import CpuWeights, weighing
 from tests.e2e.binaries import Binaries, build_all
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import running_cluster
-from tests.e2e.extender import make_scheduler_config, read_scheduler_settings
-from tests.e2e.processes import running_process
+from tests.e2e.extender import make_scheduler_config
+from tests.e2e.processes import ManagedProcess, running_process
 from tests.e2e.scheduler import running_scheduler
-from tests.e2e.workloads import create_nodes, create_pods, delete_pods, make_node, make_pod, watch_bindings
+from tests.e2e.workloads import create_nodes, create_pods, delete_pods, make_node, make_pod, wait_until_bound
 
 NODE_CPU: Final = "8"
 POD_CPU: Final = "100m"
 APP: Final = "burst"
 BURST_SECONDS: Final = 120.0  # also the end of a busy loop whose parent forgot it
+POLL_SECONDS: Final = 1.0
+# What kubeadm requests for its static pods, each of one container (kubeadm, ``phases/controlplane`` and ``phases/etcd``).
+API_SERVER_MILLICORES: Final = 250
+ETCD_MILLICORES: Final = 100
+BUSY_LOOP_MILLICORES: Final = 100
 BUSY_LOOP: Final = """
 import sys, time
 end = time.monotonic() + float(sys.argv[1])
@@ -60,7 +66,6 @@ class Burst:
         cycle_milliseconds: Mean time of the scheduling algorithm for a pod, by the scheduler.
         scheduler_cpu_milliseconds: CPU that the scheduler itself used for a pod, its binding and all else included.
         scheduler_megabytes: What it held of memory at the end.
-        pods_per_second: From the first binding to the last, as a watch saw them.
         node_counts: Number of pods → how many nodes got that many, those without any left out.
     """
 
@@ -71,7 +76,6 @@ class Burst:
     cycle_milliseconds: float
     scheduler_cpu_milliseconds: float
     scheduler_megabytes: float
-    pods_per_second: float
     node_counts: Mapping[int, int]
 
 
@@ -83,8 +87,8 @@ async def running_stock(cluster: Cluster, nodes: Sequence[str]) -> AsyncIterator
 
 @asynccontextmanager
 async def running_stock_tuned(cluster: Cluster, nodes: Sequence[str]) -> AsyncIterator[SchedulerSetup]:
-    """The default profile in the environment that we ship."""
-    yield SchedulerSetup(settings=read_scheduler_settings())
+    """The default profile in the environment and with the CPU requests that we ship."""
+    yield make_shipped_setup({})
 
 
 @asynccontextmanager
@@ -92,12 +96,12 @@ async def running_profile(cluster: Cluster, nodes: Sequence[str]) -> AsyncIterat
     """What we ship, without an extender."""
     config = make_scheduler_config("")
     del config["extenders"]
-    yield SchedulerSetup(config, read_scheduler_settings())
+    yield make_shipped_setup(config)
 
 
 CONTENDERS: Final[Mapping[str, Contender]] = {
     "stock": running_stock,
-    # What the variables that we ship save: what is collected of garbage.
+    # What the variables that we ship save, what is collected of garbage, and what its weight among the pods gives.
     "stock-tuned": running_stock_tuned,
     # What the profile saves: it disables two plugins.
     "profile": running_profile,
@@ -109,66 +113,99 @@ CONTENDERS: Final[Mapping[str, Contender]] = {
 }
 
 
+@dataclass(frozen=True)
+class Place:
+    """
+    Where bursts take place.
+
+    Attributes:
+        cluster: Its control plane.
+        binaries: Where kube-scheduler is.
+        nodes: The names of its nodes.
+        weights: What weighs its processes.
+    """
+
+    cluster: Cluster
+    binaries: Binaries
+    nodes: Sequence[str]
+    weights: CpuWeights
+
+
 async def bench(options: argparse.Namespace) -> list[Burst]:
     """Measure all bursts, a cluster for each number of nodes, and print each."""
     binaries = build_all()
     bursts = []
-    say("| nodes | busy loops | contender | cycle, ms | scheduler's CPU a pod, ms | its memory, MB | pods/s | nodes used | most on one |")
-    say("|---|---|---|---|---|---|---|---|---|")
-    for node_count in options.nodes:
-        nodes = [f"node-{i:05}" for i in range(node_count)]
-        with tempfile.TemporaryDirectory() as folder:
-            async with running_cluster(binaries, Path(folder), with_kwok=False, with_metrics=False) as cluster:
-                await create_nodes(cluster.api, [make_node(name, cpu=NODE_CPU, has_kubelet=False) for name in nodes])
+    with nullcontext(CpuWeights()) if options.equal_weights else weighing() as weights:
+        say(f"{weights.description}\n")
+        say("| nodes | busy loops | contender | cycle, ms | scheduler's CPU a pod, ms | its memory, MB | nodes used | most on one |")
+        say("|---|---|---|---|---|---|---|---|")
+        for node_count in options.nodes:
+            async with running_place(binaries, weights, node_count) as place:
                 for turn in range(options.rounds):
                     for busy_loops in options.busy_loops:
                         # Every other turn backwards, so that none is always first.
                         for name in options.contenders[:: -1 if turn % 2 else 1]:
-                            burst = await measure(cluster, binaries, name, nodes, pod_count=options.pods, busy_loops=busy_loops)
+                            burst = await measure(place, name, pod_count=options.pods, busy_loops=busy_loops)
                             bursts.append(burst)
                             say(format_burst(burst))
     return bursts
 
 
-async def measure(cluster: Cluster, binaries: Binaries, contender: str, nodes: Sequence[str], *, pod_count: int, busy_loops: int) -> Burst:
+@asynccontextmanager
+async def running_place(binaries: Binaries, weights: CpuWeights, node_count: int) -> AsyncIterator[Place]:
+    """Run a weighed control plane with that many nodes."""
+    nodes = [f"node-{i:05}" for i in range(node_count)]
+    with tempfile.TemporaryDirectory() as folder:
+        async with running_cluster(binaries, Path(folder), with_kwok=False, with_metrics=False) as cluster:
+            with (
+                weigh_alone(weights, "kube-apiserver", API_SERVER_MILLICORES, cluster.api_server),
+                weigh_alone(weights, "etcd", ETCD_MILLICORES, cluster.etcd),
+            ):
+                await create_nodes(cluster.api, [make_node(name, cpu=NODE_CPU, has_kubelet=False) for name in nodes])
+                yield Place(cluster, binaries, nodes, weights)
+
+
+async def measure(place: Place, contender: str, *, pod_count: int, busy_loops: int) -> Burst:
     """Make the pods, let the contender place them, and remove them."""
-    async with CONTENDERS[contender](cluster, nodes) as setup, AsyncExitStack() as stack:
+    cluster = place.cluster
+    async with CONTENDERS[contender](cluster, place.nodes) as setup, AsyncExitStack() as stack:
         config = setup.config
         scheduler_name = config["profiles"][0]["schedulerName"] if "profiles" in config else "default-scheduler"
         pods = [make_pod(f"{APP}-{i:05}", app=APP, cpu_request=POD_CPU, scheduler_name=scheduler_name) for i in range(pod_count)]
         await create_pods(cluster.api, pods)
         for i in range(busy_loops):
             command = [sys.executable, "-c", BUSY_LOOP, f"{BURST_SECONDS:g}"]
-            await stack.enter_async_context(running_process(f"busy-loop-{i}", command, folder=cluster.folder))
-        scheduler = await stack.enter_async_context(running_scheduler(cluster, binaries, config, settings=setup.settings))
-        bound_at, node_of = [], {}
-        async with asyncio.timeout(BURST_SECONDS), aclosing(watch_bindings(cluster.api, APP)) as bindings:
-            async for pod, node in bindings:
-                bound_at.append(time.perf_counter())
-                node_of[pod] = node
-                if len(node_of) == pod_count:
-                    break
-        metrics = await scheduler.wait_for_scheduled(pod_count)
+            loop = await stack.enter_async_context(running_process(f"busy-loop-{i}", command, folder=cluster.folder))
+            stack.enter_context(weigh_alone(place.weights, loop.name, BUSY_LOOP_MILLICORES, loop))
+        scheduler = await stack.enter_async_context(running_scheduler(cluster, place.binaries, config, settings=setup.settings))
+        processes = {**setup.processes, "kube-scheduler": scheduler.process}
+        pids = {container: process.pid for container, process in processes.items()}
+        stack.enter_context(place.weights.pod(contender, setup.requests_millicores, pids))
+        metrics = await scheduler.wait_for_scheduled(pod_count, timeout_seconds=BURST_SECONDS, poll_seconds=POLL_SECONDS)
+        node_of = await wait_until_bound(cluster.api, APP, count=pod_count)
     await delete_pods(cluster.api, APP)
     return Burst(
         contender=contender,
-        node_count=len(nodes),
+        node_count=len(place.nodes),
         pod_count=pod_count,
         busy_loops=busy_loops,
         cycle_milliseconds=metrics.cycle_seconds * 1e3,
         scheduler_cpu_milliseconds=metrics.cpu_seconds / pod_count * 1e3,
         scheduler_megabytes=metrics.resident_bytes / 1e6,
-        pods_per_second=(pod_count - 1) / (bound_at[-1] - bound_at[0]),
         node_counts=dict(Counter(sorted(Counter(node_of.values()).values()))),
     )
+
+
+def weigh_alone(weights: CpuWeights, name: str, request_millicores: int, process: ManagedProcess) -> AbstractContextManager[None]:
+    """Weigh a process as the only container of its pod."""
+    return weights.pod(name, {name: request_millicores}, {name: process.pid})
 
 
 def format_burst(burst: Burst) -> str:
     """Write a row of the table."""
     used, most = sum(burst.node_counts.values()), max(burst.node_counts)
     scheduler = f"{burst.cycle_milliseconds:.2f} | {burst.scheduler_cpu_milliseconds:.2f} | {burst.scheduler_megabytes:.0f}"
-    pods = f"{burst.pods_per_second:.0f} | {used} | {most}"
-    return f"| {burst.node_count} | {burst.busy_loops} | {burst.contender} | {scheduler} | {pods} |"
+    return f"| {burst.node_count} | {burst.busy_loops} | {burst.contender} | {scheduler} | {used} | {most} |"
 
 
 def summarize(bursts: Iterable[Burst]) -> list[str]:
@@ -197,6 +234,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="turns of every contender")
     parser.add_argument("--busy-loops", type=int, nargs="+", default=[0], help="measure with that many processes beside it that take CPU")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--equal-weights", action="store_true", help="leave out the CPU weights of a cluster's containers")
     parser.add_argument("--output", type=Path, help="where to write the bursts as JSON")
     options = parser.parse_args()
     bursts = asyncio.run(bench(options))
