@@ -11,14 +11,14 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from trimaran_client.node_table import FrozenNodeTable, NodeTable
-from trimaran_client.pod_table import AssignedPod, PodTable, State
+from trimaran_client.pod_table import AssignedPod, PodChange, PodChanges, PodTable, State
 from trimaran_client.prediction import UsagePrediction
 from trimaran_client.resources import CPU, MEMORY, Pod
 from trimaran_client.units import FloatArray, IntArray, Quantity, freeze
@@ -145,7 +145,7 @@ class AssignedPods:
         self._sums: dict[str, list[int]] = {}
         self._totals = NodeTable(2 * len(resources), fill=0.0)
         self._table = PodTable()
-        self._version = 0
+        self._changes = PodChanges()
         self._view: PodsView | None = None
         self._lock = threading.RLock()
 
@@ -166,6 +166,16 @@ class AssignedPods:
     def in_flight_count(self) -> int:
         """Answer how many pods are in flight."""
         return len(self._table)
+
+    @property
+    def version(self) -> int:
+        """Answer a number that grows with each change."""
+        return self._changes.version
+
+    def changes_since(self, version: int) -> Sequence[PodChange] | None:
+        """List what changed since :attr:`version` was this, oldest first; ``None`` where that is no longer known."""
+        with self._lock:
+            return self._changes.since(version)
 
     def state_of(self, key: str) -> State | None:
         """Answer how the pod of a key (:attr:`Pod.key`) holds its place; ``None`` where it holds none."""
@@ -251,7 +261,7 @@ class AssignedPods:
         with self._lock:
             self._nodes.add(name)
             if name not in self._totals:
-                self._version += 1
+                self._changes.forget()
                 self._totals.write(name, 0, 0.0)
 
     def remove_node(self, name: str) -> None:
@@ -259,7 +269,7 @@ class AssignedPods:
         with self._lock:
             self._nodes.discard(name)
             if name not in self._counts:
-                self._version += 1
+                self._changes.forget()
                 self._totals.discard(name)
 
     def forget(self, pod: Pod | str) -> None:
@@ -272,7 +282,7 @@ class AssignedPods:
             held = self._held.pop(key, None)
             if held is None:
                 return
-            self._version += 1
+            self._changes.note(PodChange(-1, held.node, self._table.get(key)))
             self._add_to_totals(held, -1)
             self._table.discard(key)
             self._drop_alternatives(key)
@@ -280,16 +290,16 @@ class AssignedPods:
     def expire(self, now: float) -> None:
         """Drop assumptions that no binding followed, and from the pods in flight those past their bound."""
         with self._lock:
-            for key, is_assumed in self._table.take_expired(now):
-                self._version += 1
-                if is_assumed:
+            for key, entry in self._table.take_expired(now):
+                self._changes.note(PodChange(-1, entry.node, entry))
+                if entry.state == "assumed":
                     self.remove(key)
 
     def view(self, now: float) -> PodsView:
         """Answer the pods as they are at *now*; the same view while nothing changes."""
         with self._lock:
             self.expire(now)
-            if self._view is None or self._view._version != self._version or self._view.is_complete != self.is_complete:  # noqa: SLF001
+            if self._view is None or self._view._version != self.version or self._view.is_complete != self.is_complete:  # noqa: SLF001
                 frozen = self._table.freeze()
                 self._view = PodsView(
                     resources=self._resources,
@@ -300,14 +310,14 @@ class AssignedPods:
                     _chunks=frozen.chunks,
                     _usages=frozen.usages,
                     _owner=self,
-                    _version=self._version,
+                    _version=self.version,
                     is_complete=self.is_complete,
                 )
             return self._view
 
     def _learn(self, prediction: UsagePrediction, usage: FloatArray, version: int) -> None:
         with self._lock:
-            if version == self._version:
+            if version == self.version:
                 self._table.learn(prediction, usage)
 
     def _hold(self, pod: Pod, node: str, state: State, since: float, now: float, *, key: str = "") -> None:
@@ -323,9 +333,10 @@ class AssignedPods:
             self._held[key] = held
             self._add_to_totals(held, 1)
             if known is not None:
+                self._changes.note(PodChange(-1, known.node, self._table.get(key)))
                 self._add_to_totals(known, -1)
                 self._drop_alternatives(key)
-            self._version += 1
+            self._changes.note(PodChange(1, node, entry if is_in_flight else None))
             if is_in_flight:
                 self._table.put(key, entry, self._totals.row_of(node), ends_at)
             else:

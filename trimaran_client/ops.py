@@ -200,12 +200,17 @@ def make_runner(app: web.Application, *, shutdown_seconds: float, handler_cancel
     )
 
 
-def add_metrics(app: web.Application, registry: CollectorRegistry) -> None:
-    """Serve ``GET /metrics`` from *registry*; the text is made in a thread, since it takes milliseconds with many series."""
+def add_metrics(app: web.Application, registry: CollectorRegistry, *, settle: Callable[[], None] = lambda: None) -> None:
+    """
+    Serve ``GET /metrics`` from *registry*; the text is made in a thread, since it takes milliseconds with many series.
+
+    *settle* is called before, within the event loop, to count what was put off.
+    """
     # Of its own: the threads that everybody shares may all hang in a file or a name lookup.
     threads = ThreadPoolExecutor(1, thread_name_prefix="metrics")
 
     async def answer_metrics(request: web.Request) -> web.Response:
+        settle()
         try:
             encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         except ValueError:  # a version that is no number: the plain format is always understood

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -18,6 +21,8 @@ State = Literal["bound", "nominated", "assumed"]
 _MOST_PREDICTIONS: Final = 16
 _FIRST_SLOTS: Final = 64
 _CHUNK_ENTRIES: Final = 32
+# Between two decisions of a burst there are some twenty.
+_MOST_CHANGES: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,37 @@ class AssignedPod:
     def started_at(self) -> float:
         """Answer from when on its usage can be measured, Unix seconds; infinite while it is not bound."""
         return self.assigned_at + self.hold_seconds if self.state == "bound" else math.inf
+
+
+class PodChange(NamedTuple):
+    """A pod came to a node (*sign* 1) or went from it (-1); *entry* is there where it is in flight."""
+
+    sign: int
+    node: str
+    entry: AssignedPod | None
+
+
+class PodChanges:
+    """The last few changes, for whoever saw everything a moment ago."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._last: deque[PodChange] = deque(maxlen=_MOST_CHANGES)
+
+    def note(self, change: PodChange) -> None:
+        """Take one more."""
+        self.version += 1
+        self._last.append(change)
+
+    def forget(self) -> None:
+        """Have everybody look at everything again."""
+        self.version += 1
+        self._last.clear()
+
+    def since(self, version: int) -> Sequence[PodChange] | None:
+        """List what changed since :attr:`version` was this, oldest first; ``None`` where that is no longer known."""
+        count = self.version - version
+        return None if count > len(self._last) else [*itertools.islice(reversed(self._last), count)][::-1]
 
 
 class EntryList:
@@ -156,12 +192,12 @@ class PodTable:
             for usage in self._usages.values():
                 usage[slot] = usage[last]
 
-    def take_expired(self, now: float) -> list[tuple[str, bool]]:
-        """Remove those whose end has come; answer their keys, and whether each was only assumed."""
+    def take_expired(self, now: float) -> list[tuple[str, AssignedPod]]:
+        """Remove those whose end has come; answer them by key."""
         if now < self._next_end_at:
             return []
         slots = np.flatnonzero(self._times[2, : len(self)] <= now).tolist()
-        expired = [(self._keys[slot], self._entries[slot].state == "assumed") for slot in slots]
+        expired = [(self._keys[slot], self._entries[slot]) for slot in slots]
         for key, _ in expired:
             self.discard(key)
         self._next_end_at = float(self._times[2, : len(self)].min(initial=math.inf))

@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -19,6 +19,7 @@ from trimaran_client.assigned import AssignedPods
 from trimaran_client.capacities import CapacitiesView, NodeCapacities
 from trimaran_client.explain import Explanation, explain_columns
 from trimaran_client.policies.base import NEUTRAL_NODE_SCORE, NodeColumns, Reason, Scores, ScoringPolicy
+from trimaran_client.policies.kept_scores import KeepingPolicy, KeptScores
 from trimaran_client.resources import CPU, MEMORY, Node, Pod
 from trimaran_client.snapshot import LoadSnapshot, SnapshotSource, are_all_there, take_codes
 from trimaran_client.units import IntArray, freeze
@@ -48,6 +49,7 @@ class Scorer:
 
     def __init__(self, policy: ScoringPolicy) -> None:
         self.policy = policy
+        self._keeping = policy if isinstance(policy, KeepingPolicy) else None
         self.failures = 0
         self.last_error: Exception | None = None
         self._alignments = Alignments()
@@ -91,6 +93,17 @@ class Scorer:
         except Exception as error:  # noqa: BLE001 - a policy can be anyone's code, and a scheduler must go on
             self._note_failure(pod, error)
             return _neutral(columns.names)
+
+    def kind_of(self, pod: Pod) -> Hashable | None:
+        """Answer the same for pods that have the same scores on the same nodes; ``None`` where the policy does not keep scores."""
+        return None if self._keeping is None else self._keeping.kind_of(pod)
+
+    def keep_scores(self, pod: Pod, columns: NodeColumns) -> KeptScores | None:
+        """Score all nodes of a snapshot, to be kept; ``None`` where the policy cannot, or fails."""
+        try:
+            return None if self._keeping is None else self._keeping.keep_scores(pod, columns)
+        except Exception:  # noqa: BLE001 - what fails here fails in score_columns too, which tells of it
+            return None
 
     def explain(
         self,

@@ -172,9 +172,9 @@ class TestSettings:
             assert (await asked.post("/prioritize", NAMED))[1] == b"[]"
             _, body, _ = await asked.post("/filter", NAMED)
             assert json.loads(body)["NodeNames"] == list(LOAD)
-            assert "pod default/web would go to a with 98" in caplog.text
             assert "would take out {'hot': 'CPU 90.0 %" in caplog.text
             decision = await asked.decision()
+            assert "pod default/web would go to a with 98" in caplog.text
             assert (decision["shadow"], decision["nodes"][0]) == (True, {"node": "a", "score": 98, "reason": "at_or_below_target"})
             assert (await asked.metrics())['answers_total{outcome="shadow"}'] == 1
 

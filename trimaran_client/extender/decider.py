@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -24,6 +24,7 @@ from trimaran_client.extender.config import ExtenderConfig
 from trimaran_client.extender.decisions import Candidates, Decision, DecisionLog
 from trimaran_client.extender.hot_spots import HotSpots
 from trimaran_client.extender.profiles import Choice, Profiles
+from trimaran_client.extender.standings import Standing, Standings, gather
 from trimaran_client.extender.wire import (
     ExtenderArgs,
     ExtenderBodyError,
@@ -37,7 +38,8 @@ from trimaran_client.extender.wire import (
 from trimaran_client.objects import NodeMetaObject, NodeObject, PodObject, to_node, to_pod
 from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NEUTRAL_NODE_SCORE, NodeColumns, Reason, Scores
 from trimaran_client.resources import Node, Pod
-from trimaran_client.snapshot import SnapshotSource, are_all_there
+from trimaran_client.scorer import find_rows
+from trimaran_client.snapshot import LoadSnapshot, SnapshotSource, are_all_there
 from trimaran_client.units import IntArray
 
 logger = logging.getLogger(__name__)
@@ -100,18 +102,21 @@ class _Scored(NamedTuple):
     """
     What one question came to.
 
-    ``reason_counts`` tells how many candidates have each reason, ``rows`` where they stand in the snapshot; ``None`` where one does not.
+    ``rows`` tell where the candidates stand in the snapshot, ``None`` where one does not; ``gather`` answers what the scores were
+    computed from, and ``in_flight_count`` how many pods in flight that holds on to.
     """
 
     at: float
     pod: Pod
     choice: Choice
     bound_to: str
-    columns: NodeColumns
-    scores: Scores
-    reason_counts: list[int]
-    values: IntArray
+    names: tuple[str, ...]
+    snapshot: LoadSnapshot
     rows: IntArray | None
+    values: IntArray
+    reasons: IntArray
+    gather: Callable[[], NodeColumns]
+    in_flight_count: int
 
 
 class Decider:
@@ -156,6 +161,7 @@ class Decider:
         self._clock = clock
         self._defer = defer
         self._encoder = PriorityEncoder()
+        self._standings = Standings(load, pods, nodes, is_short=config.scale != MAX_NODE_SCORE)
         self._last_failures: dict[str, str] = {}
 
     def prioritize(self, body: bytes) -> bytes:
@@ -173,9 +179,19 @@ class Decider:
             if choice is None:
                 self.counters.outcomes["other_scheduler"] += 1
                 return NO_SCORES
-            scored = self._score(pod, choice, names, manifests)
+            now = self._clock()
+            bound_to = self._pods.bound_node_of(pod.key)
+            if self._assumes(pod) and not bound_to:
+                self._pods.forget(pod)  # asked again, it is not where it was taken to go, and must not count beside itself
+            standing = None if manifests or self._config.shadow else self._standings.find(choice.scorer, pod, now)
+            ready = None if standing is None else standing.answer(names)
+            if standing is not None and ready is not None:
+                self._defer(partial(self._remember_ready, standing, now, pod, choice, bound_to, names))
+                return ready
+            scored = self._score(now, pod, choice, bound_to, names, manifests)
             answer = self._encode(scored)
         except Exception as error:  # noqa: BLE001 - a scheduler must go on, whatever we did wrong
+            self._standings.clear()  # what is wrong in one must not fail the next question too
             self._note_failure(error, pod, "each node got the neutral score")
             self.counters.outcomes["neutral"] += 1
             return NO_SCORES if self._config.shadow else encode_priorities(names, [self._scaled(NEUTRAL_NODE_SCORE)] * len(names))
@@ -225,39 +241,53 @@ class Decider:
         manifests = tuple(node for node, _ in nodes.values())
         return replace(args, nodes=tuple(text for _, text in nodes.values())), tuple(nodes), manifests
 
-    def _score(self, pod: Pod, choice: Choice, names: tuple[str, ...], manifests: tuple[Node, ...]) -> _Scored:
-        now = self._clock()
-        bound_to = self._pods.bound_node_of(pod.key)
-        if self._assumes(pod) and not bound_to:
-            self._pods.forget(pod)  # asked again, it is not where it was taken to go, and must not count beside itself
+    def _score(self, now: float, pod: Pod, choice: Choice, bound_to: str, names: tuple[str, ...], manifests: tuple[Node, ...]) -> _Scored:
         columns = choice.scorer.columns(self._load, now=now, nodes=manifests or names, pods=self._pods, capacities=self._nodes)
         scores = choice.scorer.score_columns(pod, columns)
-        reason_counts = _check(scores, len(names))
+        _check(scores, len(names))
         values = np.minimum(np.maximum(scores.values, MIN_NODE_SCORE), MAX_NODE_SCORE)
         rows = columns.rows if columns.whole is not None or (columns.rows is not None and are_all_there(columns.rows)) else None
-        return _Scored(now, pod, choice, bound_to, columns, scores, reason_counts, values, rows)
+        in_flight_count = 0 if columns.pods is None else columns.pods.in_flight_count
+        return _Scored(
+            now, pod, choice, bound_to, scores.names, columns.snapshot, rows, values, scores.reasons, lambda: columns, in_flight_count
+        )
+
+    def _remember_ready(self, standing: Standing, now: float, pod: Pod, choice: Choice, bound_to: str, names: tuple[str, ...]) -> None:
+        columns, pods = standing.columns, self._pods.view(now)
+        rows = find_rows(names, columns.snapshot.rows)
+        how = partial(gather, columns, names, rows, pods, now)
+        values, reasons = standing.scores_at(rows)
+        self._remember(_Scored(now, pod, choice, bound_to, names, columns.snapshot, rows, values, reasons, how, pods.in_flight_count))
 
     def _remember(self, scored: _Scored) -> None:
-        """Do what the scheduler need not wait for."""
+        """Do what the scheduler need not wait for, but the next question must find done."""
+        pod, values = scored.pod, scored.values
         try:
-            self._remember_all(scored)
+            # A binding that was told meanwhile cannot come of an answer that has only just gone out.
+            bound_to = scored.bound_to or self._pods.bound_node_of(pod.key)
+            is_neutral = bool((scored.reasons == _POLICY_FAILED).any())
+            if len(values) and not is_neutral and self._assumes(pod):
+                # Until its binding is seen, the pod counts where it will most likely go; else all pods of a burst would see the same nodes.
+                best = int(values.argmax())
+                self._pods.assume(pod, scored.names[best], now=scored.at, or_on=_list_equals(values, best, scored.names))
+            self.log.add_later(partial(self._note, scored, bound_to, self._sources.problem()))
         except Exception as error:  # noqa: BLE001 - the answer is given; this must not end anything either
+            self._note_failure(error, pod, "the answer is not remembered")
+
+    def _note(self, scored: _Scored, bound_to: str, problem: str) -> None:
+        """Note a decision, with what was missing for a good one."""
+        try:
+            self._note_all(scored, bound_to, problem)
+        except Exception as error:  # noqa: BLE001 - as above
             self._note_failure(error, scored.pod, "the answer is not remembered")
 
-    def _remember_all(self, scored: _Scored) -> None:
-        pod, choice, scores, snapshot = scored.pod, scored.choice, scored.scores, scored.columns.snapshot
-        # A binding that was told meanwhile cannot come of an answer that has only just gone out.
-        bound_to = scored.bound_to or self._pods.bound_node_of(pod.key)
-        log, rows = self.log, scored.rows
-        candidates = Candidates(log.share(scores.names)) if rows is None else Candidates(log.share_nodes(snapshot.nodes), rows)
-        counts = {code: count for code, count in enumerate(scored.reason_counts) if count}
+    def _note_all(self, scored: _Scored, bound_to: str, problem: str) -> None:
+        pod, choice, snapshot, log, rows = scored.pod, scored.choice, scored.snapshot, self.log, scored.rows
+        candidates = Candidates(log.share(scored.names)) if rows is None else Candidates(log.share_nodes(snapshot.nodes), rows)
+        counts = {code: count for code, count in enumerate(np.bincount(scored.reasons).tolist()) if count}
         is_neutral = _POLICY_FAILED in counts
-        best = int(scored.values.argmax()) if candidates else -1
         if is_neutral:
             self.counters.failures["policy"] += 1
-        elif self._assumes(pod) and candidates:
-            # Until its binding is seen, the pod counts where it will most likely go; else all pods of a burst would see the same nodes.
-            self._pods.assume(pod, candidates[best], now=scored.at, or_on=_list_equals(scored.values, best, candidates))
         for code, count in counts.items():
             self.counters.reasons[_REASON_NAMES[code]] += count
         self.counters.ignored_wishes += choice.ignored
@@ -271,38 +301,31 @@ class Decider:
                 policy=choice.scorer.policy.name,
                 candidates=candidates,
                 values=scored.values.astype(np.int8),
-                reasons=scores.reasons.astype(np.int8),
+                reasons=scored.reasons.astype(np.int8),
                 snapshot_age_seconds=max(0.0, scored.at - snapshot.made_at) if snapshot.made_at else None,
-                degraded=self._degraded(counts, bound_to),
+                degraded=_tell_degraded(problem, counts, bound_to),
                 is_shadow=is_shadow,
                 scorer=choice.scorer,
-                columns=scored.columns,
+                gather=scored.gather,
+                in_flight_count=scored.in_flight_count,
                 bound_to=bound_to,
             )
         )
         if is_shadow:
+            best = int(scored.values.argmax()) if candidates else -1
             where, score = (candidates[best], int(scored.values[best])) if candidates else ("none", 0)
             logger.info("shadow: pod %s/%s would go to %s with %s", pod.namespace, pod.name, where, score)
 
     def _assumes(self, pod: Pod) -> bool:
         return bool(self._config.assume_seconds and pod.uid) and not self._config.shadow
 
-    def _degraded(self, counts: Mapping[int, int], bound_to: str) -> str:
-        unmeasured = sum(count for code, count in counts.items() if code not in _MEASURED)
-        sentences = [self._sources.problem()]
-        if unmeasured:
-            sentences.append(f"{unmeasured} of {sum(counts.values())} nodes without usable metrics")
-        if bound_to:
-            sentences.append(f"answered too late: the pod was bound to {bound_to} before")
-        return "; ".join(filter(None, sentences))
-
     def _encode(self, scored: _Scored) -> bytes:
         if self._config.shadow:
             return NO_SCORES
         values = self._scaled(scored.values)
         if scored.rows is None:
-            return encode_priorities(scored.scores.names, values.tolist())
-        return self._encoder.encode(scored.columns.snapshot.nodes, scored.rows, values)
+            return encode_priorities(scored.names, values.tolist())
+        return self._encoder.encode(scored.snapshot.nodes, scored.rows, values)
 
     def _scaled(self, score: NumberT) -> NumberT:
         return score if self._config.scale == MAX_NODE_SCORE else to_short_scale(score)
@@ -337,7 +360,17 @@ def _read_node(text: bytes) -> Node:
     return Node(metadata.name)
 
 
-def _list_equals(values: IntArray, best: int, candidates: Candidates) -> list[str]:
+def _tell_degraded(problem: str, counts: Mapping[int, int], bound_to: str) -> str:
+    unmeasured = sum(count for code, count in counts.items() if code not in _MEASURED)
+    sentences = [problem]
+    if unmeasured:
+        sentences.append(f"{unmeasured} of {sum(counts.values())} nodes without usable metrics")
+    if bound_to:
+        sentences.append(f"answered too late: the pod was bound to {bound_to} before")
+    return "; ".join(filter(None, sentences))
+
+
+def _list_equals(values: IntArray, best: int, candidates: Sequence[str]) -> list[str]:
     """
     List the candidates that are as good as the best one, of which a scheduler draws one by lot.
 
@@ -347,8 +380,8 @@ def _list_equals(values: IntArray, best: int, candidates: Candidates) -> list[st
     return [candidates[row] for row in equals.tolist() if row != best] if 1 < len(equals) <= _MOST_EQUALS else []
 
 
-def _check(scores: Scores, count: int) -> list[int]:
-    """Refuse what a policy of someone else's may answer by mistake; answer how often each reason was given."""
+def _check(scores: Scores, count: int) -> None:
+    """Refuse what a policy of someone else's may answer by mistake."""
     if scores.values.shape != (count,) or scores.reasons.shape != (count,):
         raise PolicyAnswerError(f"{len(scores.values)} scores and {len(scores.reasons)} reasons for {count} candidates")
     if scores.values.dtype.kind not in "iu" or scores.reasons.dtype.kind not in "iu":
@@ -356,5 +389,3 @@ def _check(scores: Scores, count: int) -> list[int]:
     lowest, highest = (int(np.minimum.reduce(scores.reasons)), int(np.maximum.reduce(scores.reasons))) if count else (0, 0)
     if not 0 <= lowest <= highest <= _LAST_REASON:
         raise PolicyAnswerError(f"reasons from {lowest} to {highest}; the known ones go from 0 to {_LAST_REASON}")
-    counts: list[int] = np.bincount(scores.reasons).tolist()
-    return counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,6 +23,8 @@ _EXPLAINABLE = 64
 _MOST_EXPLAINABLE_PODS = 500_000
 # Ten times the nodes of the largest clusters, for those that come and go.
 _MOST_SHARED_NAMES = 50_000
+# Each holds on to the pods in flight of its time.
+_MOST_PENDING = 32
 
 
 class Candidates:
@@ -68,7 +70,8 @@ class Decision:
         degraded: What was missing, in words; empty where nothing was.
         is_shadow: Whether it was only logged.
         scorer: What can explain it.
-        columns: What it was computed from; dropped after a while.
+        gather: Answers what it was computed from; dropped after a while.
+        in_flight_count: How many pods in flight that holds on to.
         bound_to: Where the pod was bound then; empty while it is not known.
     """
 
@@ -83,7 +86,8 @@ class Decision:
     degraded: str
     is_shadow: bool
     scorer: Scorer = field(repr=False)
-    columns: NodeColumns | None = field(repr=False)
+    gather: Callable[[], NodeColumns] | None = field(repr=False)
+    in_flight_count: int = 0
     bound_to: str = ""
 
     @property
@@ -142,9 +146,12 @@ class DecisionLog:
 
     Args:
         limit: How many.
+        put_off: Takes what is to be called in a moment; by default at once. Ten decisions noted together cost a third of ten times one.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, put_off: Callable[[Callable[[], None]], object] = lambda work: work()) -> None:
+        self._put_off = put_off
+        self._pending: list[Callable[[], None]] = []
         self._decisions: deque[Decision] = deque(maxlen=limit)
         self._explainable: deque[Decision] = deque()
         self._explainable_pods = 0
@@ -154,11 +161,27 @@ class DecisionLog:
         self._shared_nodes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
+        self.settle()
         return len(self._decisions)
 
     def __iter__(self) -> Iterator[Decision]:
         """Go through them, newest first."""
+        self.settle()
         return reversed(self._decisions)
+
+    def add_later(self, work: Callable[[], None]) -> None:
+        """Have *work* add a decision in a moment, and before anybody looks; it must not raise."""
+        self._pending.append(work)
+        if len(self._pending) == 1:
+            self._put_off(self.settle)
+        elif len(self._pending) >= _MOST_PENDING:
+            self.settle()
+
+    def settle(self) -> None:
+        """Do now what was put off."""
+        pending, self._pending = self._pending, []
+        for work in pending:
+            work()
 
     def add(self, decision: Decision) -> None:
         """Remember a decision; the oldest is forgotten where there are too many."""
@@ -169,11 +192,11 @@ class DecisionLog:
         self._decisions.append(decision)
         self._latest[decision.pod.key] = decision
         self._explainable.append(decision)
-        self._explainable_pods += _count_pods(decision)
+        self._explainable_pods += decision.in_flight_count
         while len(self._explainable) > 1 and (len(self._explainable) > _EXPLAINABLE or self._explainable_pods > _MOST_EXPLAINABLE_PODS):
             oldest = self._explainable.popleft()
-            self._explainable_pods -= _count_pods(oldest)
-            oldest.columns = None
+            self._explainable_pods -= oldest.in_flight_count
+            oldest.gather = None
 
     def share_nodes(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """Answer the nodes of a snapshot as the decisions before have them: each snapshot brings its own names, and they stay the same."""
@@ -191,6 +214,7 @@ class DecisionLog:
 
     def note_bound(self, pod: Pod) -> Decision | None:
         """Learn where a pod was bound; answer the decision on it, if this is news."""
+        self.settle()
         decision = self._latest.get(pod.key)
         if decision is None or decision.bound_to:
             return None
@@ -200,11 +224,6 @@ class DecisionLog:
     def find(self, namespace: str, name: str) -> Decision | None:
         """Answer the newest decision on a pod."""
         return next((each for each in self if (each.pod.namespace, each.pod.name) == (namespace, name)), None)
-
-
-def _count_pods(decision: Decision) -> int:
-    pods = None if decision.columns is None else decision.columns.pods
-    return 0 if pods is None else pods.in_flight_count
 
 
 def view_ranked(scores: Scores) -> list[DecidedNode]:

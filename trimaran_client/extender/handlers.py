@@ -142,8 +142,8 @@ async def get_explain(request: web.Request) -> web.Response:
     only, candidates = request.query.getall("node", []), decision.names
     if unknown := sorted(set(only).difference(candidates)):
         raise ops.HttpError(404, "unknown_node", f"node {', '.join(unknown)}: not among the {len(candidates)} candidates of pod {text}")
-    as_decided, scorer = decision.columns is not None, decision.scorer
-    columns = decision.columns or decider.columns_now(decision)
+    as_decided, scorer = decision.gather is not None, decision.scorer
+    columns = decider.columns_now(decision) if decision.gather is None else decision.gather()
 
     def explain() -> ExplainView:
         scores = decision.scores() if as_decided else scorer.score_columns(decision.pod, columns)

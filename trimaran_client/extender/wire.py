@@ -121,7 +121,7 @@ def _with_canonical_keys(body: bytes) -> bytes:
 
 def encode_priorities(names: Iterable[str], scores: Iterable[int]) -> bytes:
     """Write the score of each name, 0 to 100, as the bare array that a scheduler reads."""
-    return _array(_head(name) + _TAILS[score] for name, score in zip(names, scores, strict=True))
+    return encode_array(encode_part(encode_start(name), score) for name, score in zip(names, scores, strict=True))
 
 
 class PriorityEncoder:
@@ -134,7 +134,7 @@ class PriorityEncoder:
 
     def __init__(self) -> None:
         self._nodes: tuple[str, ...] = ()
-        self._heads: list[bytes] = []
+        self._starts: list[bytes] = []
         self._parts: list[bytes] = []
         self._scores = np.empty(0, dtype=np.int64)
 
@@ -149,7 +149,7 @@ class PriorityEncoder:
         """
         if nodes is not self._nodes:
             if nodes != self._nodes:
-                self._heads = [_head(name) for name in nodes]
+                self._starts = [encode_start(name) for name in nodes]
                 self._parts = [b""] * len(nodes)
                 self._scores = np.full(len(nodes), -1)
             self._nodes = nodes
@@ -157,12 +157,18 @@ class PriorityEncoder:
         changed_rows, changed_scores = rows[changed], scores[changed]
         self._scores[changed_rows] = changed_scores
         for row, score in zip(changed_rows.tolist(), changed_scores.tolist(), strict=True):
-            self._parts[row] = self._heads[row] + _TAILS[score]
-        return _array(pick(self._parts, rows.tolist()))
+            self._parts[row] = encode_part(self._starts[row], score)
+        return encode_array(pick(self._parts, rows.tolist()))
 
 
-def _array(parts: Iterable[bytes]) -> bytes:
+def encode_array(parts: Iterable[bytes]) -> bytes:
+    """Write the array of :func:`encode_part`'s."""
     return b"[%b]" % b"".join(parts)[:-1]
+
+
+def encode_part(start: bytes, score: int, *, is_short: bool = False) -> bytes:
+    """Write a score of 0 to 100 behind what :func:`encode_start` wrote; from 0 to 10 on the short scale."""
+    return start + _TAILS[to_short_scale(score) if is_short else score]
 
 
 def pick(values: Sequence[ValueT], rows: Sequence[int]) -> tuple[ValueT, ...]:
@@ -170,7 +176,8 @@ def pick(values: Sequence[ValueT], rows: Sequence[int]) -> tuple[ValueT, ...]:
     return operator.itemgetter(*rows)(values) if len(rows) > 1 else tuple(values[row] for row in rows)
 
 
-def _head(name: str) -> bytes:
+def encode_start(name: str) -> bytes:
+    """Write the start of a node's score, up to the number."""
     return b'{"Host":%b,"Score":' % _encoder.encode(name)
 
 

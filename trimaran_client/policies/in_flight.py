@@ -25,6 +25,8 @@ _SAMPLE_SECONDS: Final = float(METRICS_AGENT_REPORTING_SECONDS)
 # What the Go load-watcher averages over; taken where an average does not name its window.
 _WINDOW_SECONDS: Final = 900.0
 _MAXIMUM: Final = "MAX"
+# Shares are told in these, so that the sum over the pods of a node is exact, whatever their order.
+_SHARE_STEPS: Final = 2.0**20
 _PERCENTILE = re.compile(r"P([0-9]{1,2})", re.ASCII)
 
 
@@ -36,6 +38,11 @@ def unreported_upstream(pods: PodsView, window_end_at: float) -> FloatArray:
     before the end counts as 60 s before and is in the metrics.
     """
     return (math.floor(window_end_at) - np.floor(pods.assigned_at) < METRICS_AGENT_REPORTING_SECONDS).astype(np.float64)
+
+
+def is_unreported_upstream(assigned_at: float, window_end_at: float) -> bool:
+    """Tell it of one pod, as :func:`unreported_upstream` does."""
+    return bool(math.floor(window_end_at) - np.floor(assigned_at) < METRICS_AGENT_REPORTING_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +111,8 @@ def _compare_times(nodes: NodeColumns, pods: PodsView, selection: NodeSelection)
     is_shown = ran >= np.maximum(lags.take(keys), np.where(np.isnan(seconds), _SAMPLE_SECONDS, seconds))
     shares = np.where(spans > 0, 1.0 - ran / spans, ~is_shown)
     is_unknown = (candidates < 0) | np.isnan(ran)
-    return np.minimum(np.maximum(np.where(is_unknown, 1.0, shares), 0.0), 1.0)
+    held = np.minimum(np.maximum(np.where(is_unknown, 1.0, shares), 0.0), 1.0)
+    return np.rint(held * _SHARE_STEPS) / _SHARE_STEPS
 
 
 def _reach(key: MetricKey) -> tuple[float, float]:

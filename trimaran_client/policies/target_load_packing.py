@@ -8,7 +8,7 @@ bit for bit; each difference of the default preset is a row of ``docs/policies.m
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -30,8 +30,10 @@ from trimaran_client.policies.arguments import (
     common_problems,
     raise_problems,
 )
-from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NodeColumns, Reasoning, Scores, to_score
+from trimaran_client.policies.base import NodeColumns, Reasoning, Scores
 from trimaran_client.policies.go_numbers import parse_go_float
+from trimaran_client.policies.kept_scores import KeptScores
+from trimaran_client.policies.kept_target import KeptTarget
 from trimaran_client.policies.target_reasoning import explain_targets
 from trimaran_client.policies.targets import (
     DEFAULT_TARGET_PERCENT,
@@ -42,16 +44,18 @@ from trimaran_client.policies.targets import (
     compute_terms,
     make_prediction,
     prediction_problems,
+    round_scores,
     score_target,
 )
 from trimaran_client.prediction import Estimator, PredictionRule
 from trimaran_client.resources import CPU, Pod
-from trimaran_client.units import FloatArray, IntArray, Quantity, round_half_away
+from trimaran_client.units import FloatArray, IntArray, Quantity
 
 DEFAULT_REQUEST_MILLICORES: Final = 1000
 DEFAULT_REQUEST_MULTIPLIER: Final = 1.5
 # Go holds the target in 64 bits.
 _INTEGER_LIMIT: Final = 2**63
+_REQUESTED: Final = ("requested", CPU)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,9 +213,21 @@ class TargetLoadPacking:
             for each in self.targets
         ]
         values, reasons = self._combine([cpu, *others]) if others else cpu
-        values = round_half_away(values)
-        is_upstream = self.args.preset == "upstream"
-        return Scores(nodes.names, to_score(values) if is_upstream else to_score(values, MIN_NODE_SCORE, MAX_NODE_SCORE), reasons)
+        return Scores(nodes.names, round_scores(self.targets[0], values), reasons)
+
+    def kind_of(self, pod: Pod) -> Hashable | None:
+        """Answer what is predicted and what is requested of a pod; nothing where other resources or an estimator have a say."""
+        prediction = self.targets[0].prediction
+        if len(self.targets) > 1 or prediction.estimator is not None:
+            return None
+        return prediction.predict(pod), pod.remember(_REQUESTED, _requested_millicores)
+
+    @np.errstate(all="ignore")
+    def keep_scores(self, pod: Pod, nodes: NodeColumns) -> KeptScores:
+        """Score all nodes of a snapshot, to be kept while pods come and go."""
+        max_age_seconds = self.args.max_age_seconds
+        terms = compute_terms(self.targets[0], pod, nodes, max_age_seconds=max_age_seconds)
+        return KeptTarget(self.targets[0], nodes, terms, self.score_nodes(pod, nodes), max_age_seconds=max_age_seconds)
 
     def explain(self, pod: Pod, nodes: NodeColumns) -> Reasoning:
         """Lay open the arithmetic of every resource."""
@@ -228,6 +244,10 @@ class TargetLoadPacking:
         heaviest = max(each.weight for each in self.targets)  # so that the sum of large weights stays finite
         weights = np.where(np.isnan(values), 0.0, np.array([[each.weight / heaviest] for each in self.targets]))
         return (weights * np.nan_to_num(values)).sum(axis=0) / weights.sum(axis=0), reasons[0]
+
+
+def _requested_millicores(pod: Pod) -> int:
+    return pod.requested(CPU).milli
 
 
 def _cpu_target(args: TargetLoadPackingArgs) -> Target:

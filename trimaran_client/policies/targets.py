@@ -16,10 +16,12 @@ import numpy as np
 from trimaran_client import wire
 from trimaran_client.policies.arguments import ABOVE_ZERO, ANY_METRIC, AT_LEAST_ZERO, PERCENT, WHOLE, Fallback, MetricChoice
 from trimaran_client.policies.base import (
+    MAX_NODE_SCORE,
     MIN_NODE_SCORE,
     NodeColumns,
     NodeSelection,
     Reason,
+    to_score,
 )
 from trimaran_client.policies.fallback import score_fallback
 from trimaran_client.policies.in_flight import uncovered_shares, unreported_upstream
@@ -192,10 +194,8 @@ def compute_terms(target: Target, pod: Pod, nodes: NodeColumns, *, max_age_secon
     measured, used, capacity, counts_from = nodes.derive(target, target.measure)
     shares, in_flight = _in_flight(target, nodes, selection)
     is_measured = nodes.now - counts_from <= max_age_seconds
-    predicted = 100.0 * (used + float(pod_amount) + in_flight) / capacity
-    if target.is_upstream:
-        predicted = np.where(capacity == 0, 0.0, predicted)
-    elif not target.is_primary:
+    predicted = predict_percent(target, used, float(pod_amount), in_flight, capacity)
+    if not target.is_primary:
         predicted = np.where(float(pod_amount) + in_flight == 0, measured, predicted)
     return UtilizationTerms(
         pod_amount=pod_amount,
@@ -207,6 +207,12 @@ def compute_terms(target: Target, pod: Pod, nodes: NodeColumns, *, max_age_secon
         selection=selection,
         shares=shares,
     )
+
+
+def predict_percent(target: Target, used: FloatArray, pod_amount: float, in_flight: FloatArray, capacity: FloatArray) -> FloatArray:
+    """Predict the utilization of nodes with the pod on them, percent of capacity; amounts in base units, columns of the shape (nodes,)."""
+    predicted = 100.0 * (used + pod_amount + in_flight) / capacity  # in the order of the Go plugin, to the last bit
+    return np.where(capacity == 0, 0.0, predicted) if target.is_upstream else predicted
 
 
 def _measured_percent(target: Target, nodes: NodeColumns, selection: NodeSelection) -> FloatArray:
@@ -301,6 +307,12 @@ def score_utilization(predicted_percent: FloatArray, target_percent: float) -> F
     array([85., 45.])
     """
     return round_half_away(utilization_score(predicted_percent, target_percent))
+
+
+def round_scores(target: Target, values: FloatArray) -> IntArray:
+    """Round scores of :func:`utilization_score` to integers; upstream's have no bounds."""
+    rounded = round_half_away(values)
+    return to_score(rounded) if target.is_upstream else to_score(rounded, MIN_NODE_SCORE, MAX_NODE_SCORE)
 
 
 def utilization_reasons(predicted_percent: FloatArray, target_percent: float) -> IntArray:

@@ -32,7 +32,7 @@ def make_decision(name: str = "p", *, uid: str | None = None, **more: Any) -> De
         "candidates": Candidates(SNAPSHOT.nodes, SNAPSHOT.rows_of(scores.names)),
     }
     fields |= {"values": scores.values, "reasons": scores.reasons, "snapshot_age_seconds": 3.25, "degraded": "", "is_shadow": False}
-    return Decision(**fields | {"scorer": scorer, "columns": columns} | more)
+    return Decision(**fields | {"scorer": scorer, "gather": lambda: columns} | more)
 
 
 def bind(log: DecisionLog, name: str, node: str) -> Decision | None:
@@ -52,15 +52,15 @@ class TestLog:
         log = DecisionLog(10)
         for name in "abc":
             log.add(make_decision(name))
-        assert [each.columns is not None for each in log] == [True, True, False]
+        assert [each.gather is not None for each in log] == [True, True, False]
 
     def test_fewer_keep_it_while_many_pods_are_in_flight(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_MOST_EXPLAINABLE_PODS", 5)
         log, pods = DecisionLog(10), AssignedPods()
         for name in "abcd":
-            log.add(make_decision(name, columns=Scorer(TargetLoadPacking()).columns(SNAPSHOT, now=NOW, pods=pods)))
+            log.add(make_decision(name, in_flight_count=pods.in_flight_count))
             pods.assume(Pod(name, containers=(CORE,)), "best", now=NOW)
-        assert [each.columns is not None for each in log] == [True, True, False, False]  # 3 + 2 pods, and no room for one more
+        assert [each.gather is not None for each in log] == [True, True, False, False]  # 3 + 2 pods, and no room for one more
 
     def test_names_are_one_string_for_all_decisions(self) -> None:
         log = DecisionLog(10)
