@@ -35,7 +35,7 @@ class Standing:
 
     Args:
         kept: The scores, which follow the pods.
-        columns: What they were made from.
+        columns: All nodes of the snapshot, without pods: those of then would stay in memory.
         pods: The pods that hold a place.
         version: Which of their changes are in the scores.
         is_short: Whether scores are told from 0 to 10.
@@ -91,7 +91,7 @@ class Standing:
 
 
 def gather(columns: NodeColumns, names: tuple[str, ...], rows: IntArray, pods: PodsView, now: float) -> NodeColumns:
-    """Gather what the scores of some candidates were computed from, out of the columns of all nodes, when the pods were these."""
+    """Gather what the scores of some candidates were computed from, out of the columns of all nodes, where the pods were these."""
     return NodeColumns(
         names=names,
         snapshot=columns.snapshot,
@@ -101,7 +101,7 @@ def gather(columns: NodeColumns, names: tuple[str, ...], rows: IntArray, pods: P
         pod_rows=find_rows(names, pods.totals.rows),
         capacities=columns.capacities,
         capacity_rows=columns.capacity_rows if columns.capacities is None else columns.capacity_rows.take(rows),
-        whole=columns.whole,
+        whole=columns,
     )
 
 
@@ -163,4 +163,6 @@ class Standings:
     def _make(self, scorer: Scorer, pod: Pod, now: float) -> Standing | None:
         columns = scorer.columns(self._load, now=now, pods=self._pods, capacities=self._nodes)
         kept, version = scorer.keep_scores(pod, columns), self._pods.version
-        return None if kept is None else Standing(kept, columns, pods=self._pods, version=version, is_short=self._is_short)
+        if kept is None or columns.whole is None:
+            return None
+        return Standing(kept, columns.whole, pods=self._pods, version=version, is_short=self._is_short)
