@@ -134,15 +134,28 @@ class StandingMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(pod=st.sampled_from(PODS[:2]), asked=st.permutations(NAMES), most=st.integers(2, len(NAMES)))
-    def ask(self, pod: Pod, asked: list[str], most: int) -> None:
-        """Ask again and again, so that there is something that is ready the next time."""
-        for policy, scorer in self.scorers.items():
-            for _ in range(3):
+    @rule(
+        pod=st.sampled_from(PODS[:2]),
+        asked=st.permutations(NAMES),
+        most=st.integers(2, len(NAMES)),
+        turns=st.lists(
+            st.tuples(names, st.lists(names, max_size=2), st.sampled_from([None, *NAMES]), st.booleans()), min_size=3, max_size=8
+        ),
+    )
+    def burst(self, pod: Pod, asked: list[str], most: int, turns: list[tuple[str, list[str], str | None, bool]]) -> None:
+        """Ask for one pod after another: each counts where it may go, some are seen bound, and some end."""
+        for node, or_on, bound_to, ends in turns:
+            for policy, scorer in self.scorers.items():
                 standing = self.standings.find(scorer, pod, self.now)
                 event("ready" if standing is not None else "not ready")
                 if standing is not None:
                     self._compare(standing, policy, pod, tuple(asked[:most]))
+            placed = replace(pod, uid=f"uid-{next(self.uids)}")
+            self.pods.assume(placed, node, now=self.now, or_on=or_on)
+            if bound_to is not None:
+                self.pods.update(replace(placed, node_name=bound_to, scheduled_at=self.now), now=self.now)
+            if ends:
+                self.pods.forget(placed)
 
     def _compare(self, standing: Standing, policy: str, pod: Pod, candidates: tuple[str, ...]) -> None:
         fresh = Scorer(POLICIES[policy])

@@ -56,6 +56,11 @@ def test_an_average_shows_the_part_of_its_window_that_the_pod_ran(window: str, a
     assert share(measured("AVG", window), ago_seconds) == pytest.approx(expected)
 
 
+def test_shares_come_in_steps_so_that_their_sums_are_exact() -> None:
+    shares = [share(measured("AVG", "15m"), ago_seconds) for ago_seconds in (1, 7, 100, 333, 899)]
+    assert all(0 < each < 1 and (each * 2**20).is_integer() for each in shares)
+
+
 @pytest.mark.parametrize("operator", ["Latest", "MAX", ""])
 @pytest.mark.parametrize(
     ("sample_seconds", "ago_seconds", "expected"),
