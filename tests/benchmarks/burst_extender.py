@@ -13,18 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from tests.e2e.api import JsonObject
 from tests.e2e.cluster import Cluster
-from tests.e2e.extender import make_scheduler_config, read_scheduler_settings, running_extender
+from tests.e2e.extender import make_scheduler_config, read_scheduler_settings, read_shipped_containers, running_extender
 from tests.e2e.processes import ManagedProcess, choose_free_ports, running_process
 from tests.e2e.service import running_load_watcher
 from tests.e2e.waiting import NotYet, wait_for
 from trimaran_client.units import Quantity
 
 LOAD_PERCENT: Final = 20.0
-_DEPLOYMENT: Final = Path(__file__).parents[2] / "k8s" / "overlays" / "scheduler" / "deployment.yaml"
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,7 @@ def make_shipped_setup(config: JsonObject, processes: Mapping[str, ManagedProces
 
 def read_cpu_requests() -> dict[str, int]:
     """Read what the containers of the pod that we ship request: name → millicores."""
-    (deployment,) = (each for each in yaml.safe_load_all(_DEPLOYMENT.read_text()) if each["kind"] == "Deployment")
-    containers = deployment["spec"]["template"]["spec"]["containers"]
-    return {each["name"]: Quantity.parse(each["resources"]["requests"]["cpu"]).milli for each in containers}
+    return {each["name"]: Quantity.parse(each["resources"]["requests"]["cpu"]).milli for each in read_shipped_containers()}
 
 
 _REFRESH_SECONDS: Final = 30

@@ -139,8 +139,14 @@ def make_scheduler_config(extender_url: str) -> JsonObject:
     return config
 
 
+def read_shipped_containers() -> list[JsonObject]:
+    """Read the containers of the scheduler's pod that we ship."""
+    (deployment,) = (each for each in yaml.safe_load_all((_OVERLAY / "deployment.yaml").read_text()) if each["kind"] == "Deployment")
+    containers: list[JsonObject] = deployment["spec"]["template"]["spec"]["containers"]
+    return containers
+
+
 def read_scheduler_settings() -> dict[str, str]:
     """Read the variables of the scheduler's environment that we ship."""
-    (deployment,) = (each for each in yaml.safe_load_all((_OVERLAY / "deployment.yaml").read_text()) if each["kind"] == "Deployment")
-    (container,) = (each for each in deployment["spec"]["template"]["spec"]["containers"] if each["name"] == "kube-scheduler")
+    (container,) = (each for each in read_shipped_containers() if each["name"] == "kube-scheduler")
     return {each["name"]: each["value"] for each in container["env"]}

@@ -33,10 +33,11 @@ from trimaran_client.extender.wire import (
     decode_args,
     encode_filtered,
     encode_priorities,
+    hold_scores,
     to_short_scale,
 )
 from trimaran_client.objects import NodeMetaObject, NodeObject, PodObject, to_node, to_pod
-from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NEUTRAL_NODE_SCORE, NodeColumns, Reason, Scores
+from trimaran_client.policies.base import MAX_NODE_SCORE, NEUTRAL_NODE_SCORE, NodeColumns, Reason, Scores
 from trimaran_client.resources import Node, Pod
 from trimaran_client.scorer import find_rows
 from trimaran_client.snapshot import LoadSnapshot, SnapshotSource, are_all_there
@@ -245,7 +246,7 @@ class Decider:
         columns = choice.scorer.columns(self._load, now=now, nodes=manifests or names, pods=self._pods, capacities=self._nodes)
         scores = choice.scorer.score_columns(pod, columns)
         _check(scores, len(names))
-        values = np.minimum(np.maximum(scores.values, MIN_NODE_SCORE), MAX_NODE_SCORE)
+        values = hold_scores(scores.values)
         rows = columns.rows if columns.whole is not None or (columns.rows is not None and are_all_there(columns.rows)) else None
         in_flight_count = 0 if columns.pods is None else columns.pods.in_flight_count
         return _Scored(

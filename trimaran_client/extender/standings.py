@@ -11,12 +11,10 @@ import operator
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-import numpy as np
-
 from trimaran_client.assigned import AssignedPods, PodsView
 from trimaran_client.capacities import CapacitiesView, NodeCapacities
-from trimaran_client.extender.wire import encode_array, encode_part, encode_start
-from trimaran_client.policies.base import MAX_NODE_SCORE, MIN_NODE_SCORE, NodeColumns
+from trimaran_client.extender.wire import encode_array, encode_part, encode_start, hold_scores
+from trimaran_client.policies.base import NodeColumns
 from trimaran_client.policies.kept_scores import KeptScores
 from trimaran_client.resources import Pod
 from trimaran_client.scorer import Scorer, find_rows
@@ -43,7 +41,7 @@ class Standing:
 
     def __init__(self, kept: KeptScores, columns: NodeColumns, *, pods: AssignedPods, version: int, is_short: bool) -> None:
         self.columns = columns
-        self.values = np.minimum(np.maximum(kept.values, MIN_NODE_SCORE), MAX_NODE_SCORE)
+        self.values = hold_scores(kept.values)
         self._kept = kept
         self._pods = pods
         self._pods_are_complete = pods.is_complete
@@ -67,7 +65,7 @@ class Standing:
             if rows is None:
                 return False
             self._version += len(changes)
-            values = np.minimum(np.maximum(self._kept.values.take(rows), MIN_NODE_SCORE), MAX_NODE_SCORE)
+            values = hold_scores(self._kept.values.take(rows))
             self.values[rows] = values
             self._write(rows.tolist(), values.tolist())
         return True

@@ -197,6 +197,11 @@ def encode_filtered(args: ExtenderArgs, names: tuple[str, ...], failed: Mapping[
     return _encoder.encode(_FilterResult({"items": kept}, None, refused))
 
 
+def hold_scores(scores: IntArray) -> IntArray:
+    """Hold scores of a policy between 0 and 100; an upstream preset's have no bounds."""
+    return np.minimum(np.maximum(scores, 0), MAX_SCORE)
+
+
 def to_short_scale(score: NumberT) -> NumberT:
     """
     Bring scores of 0 to 100 to 0 to 10, in proportion; halves go up.
